@@ -1,0 +1,1 @@
+"""What runs on a node: observes and publishes, never judges."""

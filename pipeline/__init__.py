@@ -1,0 +1,1 @@
+"""From bytes to alerts: the window and judge stages, and what drives them."""

@@ -1,0 +1,1 @@
+"""What is said between processes: batches, alerts, topics and their bytes."""

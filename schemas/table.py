@@ -36,9 +36,13 @@ def column(dtype: str, *, missing: float | None = None) -> Any:
     return field(metadata={"column": ColumnSpec(np.dtype(dtype).newbyteorder("<"), missing)})
 
 
-@cache
 def column_specs(table: Any) -> Mapping[str, ColumnSpec]:
     """Return the columns of a table class by name, in their order of declaration."""
+    return _column_specs(table)
+
+
+@cache
+def _column_specs(table: Any) -> Mapping[str, ColumnSpec]:
     return {f.name: f.metadata["column"] for f in fields(table)}
 
 

@@ -1,0 +1,56 @@
+# On a fresh Debian machine: `make demo` to see it work, `make test` to see everything tested.
+
+PYTHON ?= /usr/bin/python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+UV_VERSION := 0.13.9
+
+.DEFAULT_GOAL := help
+.PHONY: help setup tools check test unit demo bench lock clean
+
+help: ## Say what can be made
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
+
+setup: $(VENV)/.installed ## Create .venv with the locked dependencies and both commands
+
+tools: $(VENV)/.tools ## Bring what the integration tests start: Java and Maven for Apache Kafka, Prometheus
+
+check: setup ## Lint, formatting, types and import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check tools ## Everything: check, then all tests, Apache Kafka and Prometheus included
+	$(BIN)/pytest
+
+unit: setup ## The tests that start no broker
+	$(BIN)/pytest -m "not broker"
+
+demo: setup ## A simulated job with three faults, each found, explained and resolved, in 90 seconds
+	$(BIN)/failslow demo
+
+bench: setup ## Measure against the named baselines (docs/benchmarks.md)
+	$(BIN)/pytest benchmarks
+
+lock: $(UV) ## Renew requirements.lock from pyproject.toml
+	$(UV) pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade --generate-hashes \
+		--no-emit-index-url --no-annotate --custom-compile-command "make lock" --quiet -o requirements.lock
+
+clean: ## Remove .venv, caches and build results
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(UV):
+	@deploy/debian.sh python $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(VENV)/.installed: requirements.lock pyproject.toml | $(UV)
+	$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+$(VENV)/.tools: deploy/debian.sh | $(UV)
+	@deploy/debian.sh tools $(VENV)/debian
+	@touch $@

@@ -1,7 +1,10 @@
 """What all tests share: where the recordings are, and seeds that are said and repeat."""
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import hypothesis
 import pytest
@@ -28,12 +31,27 @@ def repository() -> Path:
     return REPOSITORY
 
 
+def give_up(reason: str) -> NoReturn:
+    """Skip on a person's machine, where something may be missing; fail in CI, where nothing may."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """Folder of real recordings; without it a test is skipped on a person's machine and fails in CI."""
+    """Folder of real recordings."""
     if not DATA.is_dir():
-        reason = f"no recordings at {DATA}: set FAILSLOW_DATA to the folder that holds them"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        give_up(f"no recordings at {DATA}: set FAILSLOW_DATA to the folder that holds them")
     return DATA
+
+
+@pytest.fixture(scope="session")
+def debian_tool() -> Callable[[str], str]:
+    """Find a program that `make tools` brings, such as prometheus: its full path."""
+
+    def find(name: str) -> str:
+        found = shutil.which(name) or shutil.which(name, path=str(REPOSITORY / ".venv" / "debian" / "usr" / "bin"))
+        return found or give_up(f"no {name}: `make tools` brings it")
+
+    return find

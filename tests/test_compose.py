@@ -1,9 +1,9 @@
 """The compose file, read and not run: what it starts is what the other tests start natively."""
 
 import re
-import shutil
 import subprocess
 import tomllib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -149,12 +149,21 @@ def test_grafana_finds_prometheus_and_the_dashboard_where_they_are() -> None:
     assert Path(home).parent == Path(provider["options"]["path"])
 
 
-def test_prometheus_itself_accepts_its_configuration() -> None:
-    unpacked = REPOSITORY / ".venv" / "debian" / "usr" / "bin"
-    promtool = shutil.which("promtool") or shutil.which("promtool", path=str(unpacked))
-    if promtool is None:
-        pytest.skip("no promtool: `make tools` brings it")
+def test_prometheus_itself_accepts_its_configuration(debian_tool: Callable[[str], str]) -> None:
     check = subprocess.run(
-        [promtool, "check", "config", "deploy/prometheus.yml"], cwd=REPOSITORY, capture_output=True, text=True
+        [debian_tool("promtool"), "check", "config", "deploy/prometheus.yml"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert check.returncode == 0, check.stderr
+
+
+def test_prometheus_is_of_the_major_version_that_the_tests_start(debian_tool: Callable[[str], str]) -> None:
+    said = subprocess.run([debian_tool("prometheus"), "--version"], capture_output=True, text=True, check=True)
+    native = re.search(r"version (\d+)\.", said.stdout + said.stderr)
+    image = re.search(r":v(\d+)\.", SERVICES["prometheus"]["image"])
+    assert native
+    assert image
+    assert native.group(1) == image.group(1)

@@ -1,3 +1,5 @@
+"""A recording gives back what was written, and a clear statement where it cannot."""
+
 import errno
 import hashlib
 import os

@@ -1,3 +1,5 @@
+"""Frames of messages survive any way of cutting the bytes that carry them."""
+
 import pytest
 
 from schemas.framing import MESSAGE_BYTES_MAX, Deframer, InvalidFrame, frame
@@ -9,7 +11,7 @@ MESSAGES = [b"", b"a", b"bc" * 211, b"", b"d" * 4099]
 def test_messages_come_back_whatever_the_pieces_they_arrive_in(piece_bytes: int) -> None:
     content = b"".join(frame(message) for message in MESSAGES)
     deframer = Deframer()
-    got = []
+    got: list[bytes] = []
     for start in range(0, len(content), piece_bytes):
         got.extend(deframer.feed(content[start : start + piece_bytes]))
     assert got == MESSAGES

@@ -1,0 +1,249 @@
+"""Has this series just moved to another level? Bayesian online change point detection on every series at once.
+
+Source: R. P. Adams and D. J. C. MacKay, Bayesian Online Changepoint Detection, arXiv:0710.3742 (2007), 1-7; the
+conjugate update of the Normal-inverse-gamma model after K. P. Murphy, Conjugate Bayesian analysis of the Gaussian
+distribution (2007), 16-19. The treatment of spikes is ours, in the spirit of Hampel's identifier (see `robust`).
+
+For a hazard H and the run length r (values since the last change point, the newest included):
+    P(r+1, x_1..t) = P(r, x_1..t-1) p(x_t | r) (1 - H);    P(0, x_1..t) = H sum_r P(r, x_1..t-1) p(x_t | r)
+with p(x | r) the Student t of 2 alpha degrees of freedom, centre mu and squared scale beta (kappa + 1) / (alpha kappa),
+    kappa' = kappa + 1, alpha' = alpha + 1/2, mu' = mu + (x - mu) / kappa', beta' = beta + kappa (x - mu)^2 / (2 kappa').
+Since beta'/beta = 1 + (x - mu)^2 kappa / (2 beta kappa'), that density is C(r) beta^alpha / beta'^(alpha + 1/2), where
+C depends on r alone: one logarithm and one exponential per cell.
+
+Under a constant hazard P(r = 0) is H at all times, whatever the data, so the published rule "P(r = 0) > 0.9" can never
+fire. This one declares on the mass of short runs, P(1 <= r <= short) > threshold, and calls the likeliest of them the
+run length. The run that was going on when the series began is no change point and never counts.
+
+Blind to: what happened before the series began (a job slow from its first iteration); ramps and stairs whose steps lie
+within the noise (see `cusum`); slow frames that never come in pairs (held to be spikes); everything while a series
+is learnt. Reports recoveries as well as slowdowns: the caller compares the levels (see `verify`).
+"""
+
+from math import lgamma, pi
+
+import numpy as np
+
+from detectors.detector import BoolArray, FloatArray, IntArray, Verdict, checked
+from detectors.robust import location_and_scale
+
+_BLOCK = 128  # rows whose working set stays in the second-level cache
+_MAX_RUN = 2048  # beyond it a run forgets: its statistics weigh as many values as this
+
+Rows = slice | IntArray
+
+
+class Bocpd:
+    """Bayesian online change point detection of n_series independent series of log times.
+
+    n_series: how many series a frame has.
+    hazard: prior probability of a change point per frame.
+    run_lengths: hypotheses kept per series, those of most posterior mass.
+    short: run lengths up to this, in frames, are a recent change.
+    threshold: posterior mass of short run lengths that is an alarm.
+    warmup_frames: values of a series from which its level and scale are learnt.
+    scale_floor: least scale, in log units, that a series is believed to have.
+    spike_sigmas: a value further than this from the current run, in its predictive standard deviations, is held back
+        until the next: it enters as it is if that lies out on the same side, else pulled in to this distance.
+        Infinity lets every value in at once.
+    mean_weight: weight of the learnt level in a new run, in values; small, since a new level may be anywhere.
+    """
+
+    name = "bocpd"
+
+    def __init__(
+        self,
+        n_series: int,
+        *,
+        hazard: float = 1 / 250,
+        run_lengths: int = 32,
+        short: int = 10,
+        threshold: float = 0.9,
+        warmup_frames: int = 10,
+        scale_floor: float = 1e-3,
+        spike_sigmas: float = 4.0,
+        mean_weight: float = 0.01,
+    ) -> None:
+        _check(hazard, run_lengths, short, threshold, warmup_frames, scale_floor, spike_sigmas, mean_weight)
+        self.n_series = n_series
+        self.short = short
+        self.threshold = threshold
+        self.warmup_frames = warmup_frames
+        self.scale_floor = scale_floor
+        self.spike_sigmas = spike_sigmas
+        self._runs = RunLengths(n_series, run_lengths, hazard, mean_weight, short)
+        self._warmup = np.empty((n_series, warmup_frames))
+        self._seen = np.zeros(n_series, np.int64)
+        self._held = np.full(n_series, np.nan)
+        self._side = np.zeros(n_series, np.int8)  # of the previous value: out below (-1), in (0), out above (1)
+
+    def update(self, frame: FloatArray, /) -> Verdict:
+        """Take in the log times of one frame (n_series,) and say where the level has just changed."""
+        values = checked(frame, self.n_series, self.name)
+        present = ~np.isnan(values)
+        learnt = self._seen >= self.warmup_frames
+        self._advance(np.flatnonzero(present & learnt), values)
+        self._learn(np.flatnonzero(present & ~learnt), values)
+        self._seen[present] += 1
+        return self._judge(present & learnt)
+
+    def _learn(self, rows: IntArray, values: FloatArray) -> None:
+        self._warmup[rows, self._seen[rows]] = values[rows]
+        complete = rows[self._seen[rows] == self.warmup_frames - 1]
+        if len(complete):
+            history = self._warmup[complete]
+            location, scale = location_and_scale(history, self.scale_floor)
+            self._runs.begin(complete, location, scale)
+            for position in range(self.warmup_frames):
+                self._advance(complete, self._warmup[:, position])
+
+    def _advance(self, rows: IntArray, values: FloatArray) -> None:
+        """Let the values of `rows` in, each spike one value later than it came."""
+        if not len(rows):
+            return
+        runs, x = self._runs, values[rows]
+        limit = self.spike_sigmas * runs.scale[rows]
+        distance = x - runs.location[rows]
+        side = np.sign(distance).astype(np.int8) * (np.abs(distance) > limit)
+        held = self._held[rows]
+        is_kept = ~np.isnan(held)
+        repeats = side == self._side[rows]
+        if is_kept.any():
+            pulled_in = runs.location[rows] + np.clip(held - runs.location[rows], -limit, limit)
+            entering = np.where(repeats, held, pulled_in)
+            runs.advance(rows[is_kept], entering[is_kept])
+        is_new = (side != 0) & ~repeats
+        self._held[rows] = np.where(is_new, x, np.nan)
+        self._side[rows] = side
+        if is_new.any():
+            runs.advance(rows[~is_new], x[~is_new])
+        else:
+            runs.advance(rows, x)
+
+    def _judge(self, judged: BoolArray) -> Verdict:
+        mass = self._runs.short_mass
+        score = np.where(judged, mass / self.threshold, np.nan)
+        run_length = np.zeros(self.n_series, np.int64)
+        alarmed = np.flatnonzero(judged & (score >= 1.0))
+        if len(alarmed):
+            run_length[alarmed] = self._runs.likeliest_short(alarmed) + ~np.isnan(self._held[alarmed])
+        return Verdict(score, run_length)
+
+
+class RunLengths:
+    """The posterior over run lengths of n_series series: the `kept` hypotheses of most mass of each.
+
+    location, scale: (n_series,) centre and standard deviation of the likeliest run's prediction.
+    short_mass: (n_series,) posterior mass of the run lengths 1 to `short`.
+    """
+
+    def __init__(self, n_series: int, kept: int, hazard: float, mean_weight: float, short: int) -> None:
+        self._hazard = hazard
+        self._short = short
+        length = np.arange(_MAX_RUN)
+        kappa, alpha = mean_weight + length, 1.0 + length / 2
+        gammas = np.array([lgamma(a + 0.5) - lgamma(a) for a in alpha])
+        self._constant = gammas - 0.5 * np.log(2 * pi * (kappa + 1) / kappa)
+        self._growth = kappa / (2 * (kappa + 1))
+        self._alpha = alpha
+        self._gain = 1 / (kappa + 1)
+        self._spread = (kappa + 1) / (kappa * alpha)
+        shape = (n_series, kept)
+        self._mass, self._mean, self._beta = np.zeros(shape), np.empty(shape), np.empty(shape)
+        self._evidence = np.empty(shape)  # alpha log beta
+        self._length = np.zeros(shape, np.int32)
+        self._values = np.zeros(n_series, np.int32)
+        self._scratch = np.empty((2, _BLOCK, kept))
+        self._prior_mean, self._prior_beta, self._prior_evidence = (np.empty(n_series) for _ in range(3))
+        self.location, self.scale, self.short_mass = np.empty(n_series), np.empty(n_series), np.zeros(n_series)
+
+    def begin(self, rows: IntArray, location: FloatArray, scale: FloatArray) -> None:
+        """Start the series `rows` with a run of no values around the given level."""
+        self._prior_mean[rows], self._prior_beta[rows] = location, scale**2
+        self._prior_evidence[rows] = np.log(scale**2)  # alpha of a run of no values is 1
+        self._mean[rows], self._beta[rows] = location[:, None], self._prior_beta[rows, None]
+        self._evidence[rows] = self._prior_evidence[rows, None]
+        self._mass[rows], self._mass[rows, 0] = 0.0, 1.0
+        self._length[rows], self._values[rows] = 0, 0
+        self.location[rows], self.scale[rows], self.short_mass[rows] = location, scale, 0.0
+
+    def advance(self, rows: IntArray, x: FloatArray) -> None:
+        """Take in one value of each of the series `rows` (ascending)."""
+        first, last = 0, 0
+        for begin in range(0, len(self.location), _BLOCK):
+            end = min(begin + _BLOCK, len(self.location))
+            first, last = last, int(np.searchsorted(rows, end))
+            if last - first == end - begin:
+                self._advance_block(slice(begin, end), x[first:last])
+            elif last > first:
+                self._advance_block(rows[first:last], x[first:last])
+
+    def likeliest_short(self, rows: IntArray) -> IntArray:
+        """Return (len(rows),) the run length of most mass among the short ones."""
+        length = self._length[rows]
+        # A run as long as the series has no change point at its beginning.
+        longest = np.minimum(self._short, self._values[rows] - 1)[:, None]
+        mass = np.where((length > 0) & (length <= longest), self._mass[rows], -1.0)
+        return length[np.arange(len(rows)), mass.argmax(axis=1)].astype(np.int64)
+
+    def _advance_block(self, rows: Rows, x: FloatArray) -> None:
+        # With a slice these are views, changed in place; with an index array copies, written back below.
+        mass, mean, beta = self._mass[rows], self._mean[rows], self._beta[rows]
+        evidence, length = self._evidence[rows], self._length[rows]
+        first, second = self._scratch[0, : len(x)], self._scratch[1, : len(x)]
+
+        deviation = np.subtract(x[:, None], mean, out=first)
+        squared = np.multiply(deviation, deviation, out=second)
+        squared *= self._growth.take(length, mode="clip")
+        beta += squared
+        deviation *= self._gain.take(length, mode="clip")
+        mean += deviation
+        log_density = np.add(evidence, self._constant.take(length, mode="clip"), out=first)
+        length += 1
+        np.log(beta, out=evidence)
+        evidence *= self._alpha.take(length, mode="clip")
+        log_density -= evidence
+        # Cannot vanish altogether: the run of length 0 predicts with heavy tails, and always has the hazard's mass.
+        mass *= np.exp(log_density, out=first)
+        mass *= ((1 - self._hazard) / np.add.reduce(mass, axis=1))[:, None]
+
+        values = self._values[rows] + 1
+        self._values[rows] = values
+        is_short = length <= np.minimum(self._short, values - 1)[:, None]
+        self.short_mass[rows] = np.add.reduce(np.multiply(mass, is_short, out=first), axis=1)
+        each = np.arange(len(x))
+        likeliest = each, mass.argmax(axis=1)
+        self.location[rows] = mean[likeliest]
+        self.scale[rows] = np.sqrt(beta[likeliest] * self._spread.take(length[likeliest], mode="clip"))
+        least = each, mass.argmin(axis=1)
+        mass[least], length[least] = self._hazard, 0
+        mean[least], beta[least], evidence[least] = self._prior_mean[rows], self._prior_beta[rows], self._prior_evidence[rows]
+        if not isinstance(rows, slice):
+            self._mass[rows], self._mean[rows], self._beta[rows] = mass, mean, beta
+            self._evidence[rows], self._length[rows] = evidence, length
+
+
+def _check(
+    hazard: float,
+    run_lengths: int,
+    short: int,
+    threshold: float,
+    warmup_frames: int,
+    scale_floor: float,
+    spike_sigmas: float,
+    mean_weight: float,
+) -> None:
+    if not 0 < hazard < 1:
+        raise ValueError(f"hazard must lie between 0 and 1, both excluded: {hazard}")
+    if not 1 <= short < run_lengths:
+        raise ValueError(f"short must be at least 1 and less than run_lengths: short={short}, run_lengths={run_lengths}")
+    if not 0 < threshold < 1:
+        raise ValueError(f"threshold must lie between 0 and 1, both excluded: {threshold}")
+    if warmup_frames < 3:
+        raise ValueError(f"warmup_frames must be at least 3, to outvote one spike: {warmup_frames}")
+    if not scale_floor > 0:
+        raise ValueError(f"scale_floor must be above 0: {scale_floor}")
+    if not spike_sigmas > 0:
+        raise ValueError(f"spike_sigmas must be above 0: {spike_sigmas}")
+    if not mean_weight > 0:
+        raise ValueError(f"mean_weight must be above 0: {mean_weight}")

@@ -106,3 +106,10 @@ def test_only_the_driver_of_the_live_pipeline_imports_faust() -> None:
         and "faust" in imported_packages(ast.parse(path.read_text()))
     }
     assert len(importers) <= 1
+
+
+@pytest.mark.parametrize("folder", ["detectors", "pipeline", "schemas"])
+def test_nothing_between_decoding_and_encoding_draws_a_random_number(folder: str) -> None:
+    drawn = re.compile(r"\b(?:np|numpy)\.random\b|\bdefault_rng\b|\bimport random\b|\bfrom random\b|\buuid4\b")
+    found = [module_name(path) for path in (REPOSITORY / folder).rglob("*.py") if drawn.search(path.read_text())]
+    assert found == []

@@ -1,0 +1,1 @@
+"""One command a file; pipeline/__main__.py lists them."""

@@ -41,6 +41,7 @@ class Resolution(StrEnum):
 
     RECOVERED = "recovered"
     JOB_ENDED = "job_ended"
+    SUPERSEDED = "superseded"  # another incident explains it
     LOST_SIGHT = "lost_sight"  # the sensors that saw it fell silent: unknown, not healthy
 
 

@@ -1,0 +1,278 @@
+"""The life of incidents: firing, restated while they last, resolved with a reason. One per component and kind.
+
+An incident resolves after `hold_frames` good frames; one that came back soon after has to hold longer each time, so
+that an intermittent fault is one incident and not many.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.advice import advice, causes
+from pipeline.groups import quiet_median
+from pipeline.history import History
+from pipeline.judge_params import JudgeParams
+from pipeline.suspects import Suspect
+from schemas.alerts import (
+    ALERT_SCHEMA_VERSION,
+    Alert,
+    AlertState,
+    Component,
+    ComponentName,
+    ComponentType,
+    Evidence,
+    Kind,
+    Resolution,
+    Severity,
+    fingerprint,
+)
+
+_FLAP_FRAMES = 60  # coming back within so many frames of its resolution is flapping
+_LONGEST_HOLD = 80
+_RESTATE_CHANGE = 0.3
+_RESTATE_GAP = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobIdentity:
+    """Whose incidents they are."""
+
+    job_id: str
+    incarnation: str
+    world_size: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Incident:
+    """One open incident; frames are numbered as in the history."""
+
+    suspect: Suspect
+    component: Component  # as published: information accuses the job as a whole
+    kind: Kind
+    fingerprint: str
+    severity: Severity
+    onset_iteration: int
+    onset_time_ns: int
+    detected_iteration: int
+    reference_s: float
+    excess_s: float
+    confidence: float
+    opened_frame: int
+    hold: int
+    lost_gpu_s: float = 0.0
+    throttle_reasons: int = 0
+    restated_frame: int = 0
+    restated_excess_s: float = 0.0
+    unseen: int = 0
+
+    @property
+    def slowdown(self) -> float:
+        """Iteration time over what it would be without."""
+        return 1.0 + max(self.excess_s, 0.0) / self.reference_s
+
+
+@dataclass(slots=True)
+class IncidentBook:
+    """The incidents of one incarnation; revisions and holds outlive it, since components do."""
+
+    identity: JobIdentity
+    params: JudgeParams
+    revisions: dict[str, int]
+    holds: dict[str, int]
+    open: dict[str, Incident] = field(default_factory=dict)
+    _resolved_frame: dict[str, int] = field(default_factory=dict)
+
+    def claimed(self) -> frozenset[object]:
+        """Return what open incidents explain already."""
+        return frozenset().union(*(i.suspect.claims for i in self.open.values()))
+
+    def start(
+        self,
+        suspect: Suspect,
+        *,
+        onset_frame: int,
+        onset_iteration: int,
+        reference_s: float,
+        history: History,
+        confidence: float,
+        throttle_reasons: int,
+    ) -> Iterator[Alert]:
+        """Open an incident, unless the same one is open; one below the accusing bound is information about the job."""
+        slowdown = 1.0 + suspect.excess_s / reference_s
+        severity = self._severity(slowdown)
+        kind, component = suspect.kind, suspect.component
+        if severity is Severity.INFO and kind not in (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE):
+            kind, component = Kind.SLOW_JOB, whole_job()
+        name = fingerprint(self.identity.job_id, kind, component)
+        if name in self.open:
+            return
+        now = history.n_frames
+        hold = self._hold(name, now)
+        incident = Incident(
+            suspect=suspect,
+            component=component,
+            kind=kind,
+            fingerprint=name,
+            severity=severity,
+            onset_iteration=onset_iteration,
+            onset_time_ns=history.time_at(onset_frame),
+            detected_iteration=history.iteration_at(now - 1),
+            reference_s=reference_s,
+            excess_s=suspect.excess_s,
+            confidence=confidence,
+            opened_frame=now,
+            hold=hold,
+            throttle_reasons=throttle_reasons,
+            restated_frame=now,
+            restated_excess_s=suspect.excess_s,
+        )
+        since = suspect.watch.excess(history, onset_frame, now)
+        incident.lost_gpu_s = self.identity.world_size * float(np.nansum(np.maximum(since, 0.0)))
+        self.open[name] = incident
+        yield self._alert(incident, history, AlertState.FIRING)
+
+    def _hold(self, name: str, now: int) -> int:
+        """Return how many good frames to wait for: twice as many for an incident that came back soon."""
+        resolved = self._resolved_frame.get(name)
+        hold = self.params.hold_frames
+        if resolved is not None and now - resolved <= _FLAP_FRAMES:
+            hold = min(2 * self.holds.get(name, hold), _LONGEST_HOLD)
+        self.holds[name] = hold
+        return hold
+
+    def _severity(self, slowdown: float) -> Severity:
+        if slowdown < self.params.accused_slowdown:
+            return Severity.INFO
+        return Severity.CRITICAL if slowdown >= self.params.critical_slowdown else Severity.WARNING
+
+    def follow(self, history: History) -> Iterator[Alert]:
+        """Take in the latest frame: count the cost, restate, resolve."""
+        for incident in list(self.open.values()):
+            yield from self._follow(incident, history)
+
+    def _follow(self, incident: Incident, history: History) -> Iterator[Alert]:
+        now = history.n_frames
+        watch = incident.suspect.watch
+        latest = watch.excess(history, now - 1, now)
+        if len(latest) and np.isfinite(latest[0]):
+            incident.unseen = 0
+            incident.lost_gpu_s += self.identity.world_size * max(float(latest[0]), 0.0)
+        else:
+            incident.unseen += 1
+        if incident.unseen >= self.params.lost_sight_frames:
+            yield self._resolve(incident, history, Resolution.LOST_SIGHT, history.iteration_at(now - 1))
+            return
+        recovered = self._recovered_at(incident, history)
+        if recovered is not None:
+            yield self._resolve(incident, history, Resolution.RECOVERED, recovered)
+            return
+        if self._restatement_due(incident, history):
+            yield self._alert(incident, history, AlertState.FIRING)
+
+    def _recovered_at(self, incident: Incident, history: History) -> int | None:
+        """Return the iteration from which on the excess was gone, once it has been for long enough."""
+        now = history.n_frames
+        start = max(now - incident.hold, incident.opened_frame - 1)
+        recent = incident.suspect.watch.excess(history, start, now)
+        known = np.isfinite(recent)
+        if now - start < incident.hold or np.count_nonzero(known) < 0.6 * incident.hold:
+            return None
+        small = min(0.5 * incident.excess_s, max(0.04 * incident.reference_s, 0.25 * incident.excess_s))
+        if float(np.median(recent[known])) > small or np.count_nonzero(recent[known] <= small) < 0.7 * known.sum():
+            return None
+        earlier = incident.suspect.watch.excess(history, max(incident.opened_frame - 1, now - 3 * incident.hold), now)
+        last_bad = np.flatnonzero(np.nan_to_num(earlier, nan=0.0) > 0.5 * incident.excess_s)
+        last_bad = last_bad[last_bad < len(earlier) - incident.hold // 2 - 1]
+        good = (last_bad[-1] + 1) if len(last_bad) else 0
+        return history.iteration_at(now - len(earlier) + int(good))
+
+    def _restatement_due(self, incident: Incident, history: History) -> bool:
+        now = history.n_frames
+        recent = incident.suspect.watch.excess(history, now - self.params.window_frames, now)
+        level = float(quiet_median(recent[:, None])[0])
+        if not np.isfinite(level):
+            return False
+        waited = now - incident.restated_frame
+        change = abs(level - incident.restated_excess_s)
+        if level > 0 and change > _RESTATE_CHANGE * incident.restated_excess_s and waited >= _RESTATE_GAP:
+            pass
+        elif waited < self.params.update_frames:
+            return False
+        if level > 0.5 * incident.excess_s:
+            incident.excess_s = level
+        incident.restated_frame, incident.restated_excess_s = now, incident.excess_s
+        if incident.severity is not Severity.INFO:
+            worse = self._severity(incident.slowdown)
+            incident.severity = Severity.CRITICAL if worse is Severity.CRITICAL else Severity.WARNING
+        return True
+
+    def end(self, history: History, resolution: Resolution, kinds: frozenset[Kind] | None = None) -> Iterator[Alert]:
+        """Resolve all open incidents, or those of some kinds, for one reason."""
+        for incident in list(self.open.values()):
+            if kinds is None or incident.kind in kinds:
+                yield self._resolve(incident, history, resolution, history.iteration_at(history.n_frames - 1))
+
+    def _resolve(self, incident: Incident, history: History, resolution: Resolution, resolved_iteration: int) -> Alert:
+        del self.open[incident.fingerprint]
+        self._resolved_frame[incident.fingerprint] = history.n_frames
+        return self._alert(incident, history, AlertState.RESOLVED, resolution, resolved_iteration)
+
+    def _alert(
+        self,
+        incident: Incident,
+        history: History,
+        state: AlertState,
+        resolution: Resolution | None = None,
+        resolved_iteration: int | None = None,
+    ) -> Alert:
+        revision = self.revisions[incident.fingerprint] = self.revisions.get(incident.fingerprint, 0) + 1
+        latest = (history.n_frames - 1) % history.capacity
+        queued = any(e.source == "host" for e in incident.suspect.evidence)
+        return Alert(
+            schema_version=ALERT_SCHEMA_VERSION,
+            fingerprint=incident.fingerprint,
+            revision=revision,
+            state=state,
+            severity=incident.severity,
+            job_id=self.identity.job_id,
+            incarnation=self.identity.incarnation,
+            kind=incident.kind,
+            component=incident.component,
+            onset_iteration=incident.onset_iteration,
+            detected_iteration=incident.detected_iteration,
+            as_of_iteration=int(history.iterations[latest]),
+            resolved_iteration=resolved_iteration,
+            resolution=resolution,
+            onset_time_ns=incident.onset_time_ns,
+            as_of_time_ns=int(history.end_ns[latest]),
+            slowdown_ratio=_rounded(incident.slowdown),
+            lost_gpu_s=_rounded(incident.lost_gpu_s),
+            confidence=_rounded(incident.confidence),
+            sources=incident.suspect.sources,
+            evidence=tuple(_tidy(e) for e in incident.suspect.evidence)
+            if incident.severity is not Severity.INFO or incident.kind is not Kind.SLOW_JOB
+            else (),
+            causes=causes(incident.kind, incident.throttle_reasons, queued=queued),
+            advice=advice(incident.kind, incident.lost_gpu_s, self.identity.world_size),
+        )
+
+
+def whole_job() -> Component:
+    """Return the component of an incident that accuses nothing in particular."""
+    name = ComponentName(type=ComponentType.JOB)
+    return Component(type=ComponentType.JOB, name=name, candidates=(name,))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _tidy(evidence: Evidence) -> Evidence:
+    return Evidence(
+        what=evidence.what,
+        value=_rounded(evidence.value),
+        unit=evidence.unit,
+        reference=None if evidence.reference is None else _rounded(evidence.reference),
+        source=evidence.source,
+    )

@@ -1,0 +1,336 @@
+"""One incarnation of one job, frames in, alerts out: two questions, always both.
+
+Is the job slower than it was (a verified change), and is a component slower than its equals (peers)? The first is blind
+to a job slow from the start, the second to everybody slowing down at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.changes import Change, ChangeSearch
+from pipeline.frames import Frame, FrameAssembler, Lateness, Signal
+from pipeline.groups import Groups
+from pipeline.history import History
+from pipeline.imbalance import find_imbalance
+from pipeline.incidents import IncidentBook, JobIdentity, whole_job
+from pipeline.judge_params import JudgeParams
+from pipeline.links import LinkSearch, Paths
+from pipeline.observer import FrameSummary, Observer
+from pipeline.suspects import RankSearch, Span, Suspect
+from pipeline.topology import Topology
+from pipeline.watch import JobWatch
+from schemas.alerts import Alert, Evidence, Kind, Resolution
+from schemas.events import Sensor, ThrottleReason
+from schemas.iterations import IterationBatch, Quality
+from schemas.table import BoolArray, FloatArray, IntArray
+
+_NOT_COMPARABLE = int(Quality.INCOMPLETE | Quality.OTHER_WORK | Quality.PAUSED)
+_SLOWING = int(
+    ThrottleReason.SW_POWER_CAP
+    | ThrottleReason.HW_SLOWDOWN
+    | ThrottleReason.SW_THERMAL_SLOWDOWN
+    | ThrottleReason.HW_THERMAL_SLOWDOWN
+    | ThrottleReason.HW_POWER_BRAKE_SLOWDOWN
+)
+_WORKLOAD = (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
+_RARE_SHARE = 0.25  # a throttle reason that more of the GPUs show is how this fleet runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Structure:
+    """What follows from one version of the topology."""
+
+    version: int
+    groups: Groups
+    stages: IntArray
+    paths: Paths
+    expected: IntArray
+
+
+@dataclass(slots=True)
+class _Inquiry:
+    """A verified slowdown whose component is looked for."""
+
+    change: Change
+    deadline: int
+
+
+@dataclass(slots=True)
+class Job:
+    """State of one (job, incarnation)."""
+
+    identity: JobIdentity
+    params: JudgeParams
+    observer: Observer
+    revisions: dict[str, int]
+    holds: dict[str, int]
+    lateness: Lateness
+    topology: Topology = field(init=False)
+    assembler: FrameAssembler = field(init=False)
+    history: History = field(init=False)
+    book: IncidentBook = field(init=False)
+    changes: ChangeSearch = field(init=False)
+    sensors: Sensor = field(default_factory=lambda: Sensor(0))
+    nodes_seen: set[str] = field(default_factory=set)
+    nodes_ended: set[str] = field(default_factory=set)
+    warmed: int = 0
+    first_iteration: int | None = None
+    _structure: _Structure | None = None
+    _inquiry: _Inquiry | None = None
+    _throttle: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.topology = Topology(self.identity.world_size)
+        self.assembler = FrameAssembler(self.topology, self.observer, self.lateness)
+        self.history = History(self.identity.world_size)
+        self.book = IncidentBook(self.identity, self.params, self.revisions, self.holds)
+        self.changes = ChangeSearch(self.params)
+        self._throttle = np.zeros(self.identity.world_size, np.int64)
+
+    def handle(self, batch: IterationBatch) -> Iterator[Alert]:
+        """Take in one node's batch and judge the frames that it completes."""
+        self.sensors |= batch.sensors
+        self.nodes_seen.add(batch.node)
+        if batch.is_last:
+            self.nodes_ended.add(batch.node)
+        self.topology.learn_ranks(batch.node, batch.ranks)
+        self.topology.learn_communicators(batch.communicators)
+        self.assembler.add(batch)
+        for frame in self.assembler.ready():
+            yield from self._judge(frame)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every node that was seen has said its last."""
+        return bool(self.nodes_seen) and self.nodes_ended >= self.nodes_seen
+
+    def end(self, resolution: Resolution) -> Iterator[Alert]:
+        """Judge what is left and resolve what is open."""
+        for frame in self.assembler.ready(ending=True):
+            yield from self._judge(frame)
+        yield from self.book.end(self.history, resolution)
+
+    def _judge(self, frame: Frame) -> Iterator[Alert]:
+        if self.first_iteration is None:
+            self.first_iteration = frame.iteration
+        if frame.missing:
+            self.observer.counted("ranks_missing", frame.missing)
+        usable = frame.present & ((frame.quality & _NOT_COMPARABLE) == 0)
+        duration_s = _median(frame.signal(Signal.DURATION)[usable])
+        if 2 * np.count_nonzero(usable) < np.count_nonzero(frame.present) or not duration_s > 0:
+            self.observer.counted("frames_not_comparable", 1)
+            return
+        self.warmed += 1
+        if self.warmed <= self.params.warm_up_frames:
+            return
+        structure = self._current_structure()
+        self.history.push(frame, duration_s, frame.transfers(structure.expected), usable)
+        self._throttle = frame.throttle.astype(np.int64)
+        change = self.changes.update(self.history, disturbed=bool(self._accusing()))
+        yield from self.book.follow(self.history)
+        if change is not None and change.ratio > 1:
+            yield from self._inquire(change, structure)
+        elif self._inquiry is not None:
+            yield from self._continue_inquiry(structure)
+        else:
+            yield from self._look_at_peers(structure)
+        yield from self._look_at_balance(structure)
+        self.observer.frame_judged(self._summary(frame, duration_s, usable, structure))
+
+    def _accusing(self) -> list[str]:
+        return [name for name, incident in self.book.open.items() if incident.kind not in _WORKLOAD]
+
+    def _current_structure(self) -> _Structure:
+        if self._structure is None or self._structure.version != self.topology.version:
+            groups = Groups(self.topology.peers())
+            self._structure = _Structure(
+                self.topology.version,
+                groups,
+                self.topology.stages(),
+                Paths.of(self.topology),
+                self.topology.expected_reports(),
+            )
+        return self._structure
+
+    def _inquire(self, change: Change, structure: _Structure) -> Iterator[Alert]:
+        self._inquiry = _Inquiry(change, self.history.n_frames + self.params.inquiry_frames)
+        yield from self._continue_inquiry(structure)
+
+    def _continue_inquiry(self, structure: _Structure) -> Iterator[Alert]:
+        """Look for the component of a verified slowdown; say "the job" once there has been time enough to see more."""
+        inquiry = self._inquiry
+        assert inquiry is not None
+        change, now = inquiry.change, self.history.n_frames
+        gained_s = change.after_s - change.before_s
+        span = Span(
+            start=max(change.onset, now - 2 * self.params.window_frames),
+            stop=now,
+            reference_start=change.reference_start,
+            reference_stop=change.onset,
+        )
+        least_s = max(self.params.explained_share * gained_s, 0.5 * (self.params.least_slowdown - 1) * change.before_s)
+        suspects = self._suspects(span, structure, least_s)
+        if not suspects and now < inquiry.deadline and self.sensors & (Sensor.GPU | Sensor.SPAN | Sensor.SYNC):
+            return
+        self._inquiry = None
+        if not suspects:
+            watch = JobWatch(change.before_s)
+            suspects = self._rank_search(structure).by_telemetry(span, gained_s, watch) or [
+                self._slow_job(change, gained_s, watch)
+            ]
+        for suspect in suspects:
+            yield from self._open(suspect, change.onset, self.history.iteration_at(change.onset), change.before_s, 0.99)
+
+    def _slow_job(self, change: Change, gained_s: float, watch: JobWatch) -> Suspect:
+        unseen = self.topology.node_by_rank.count("")
+        evidence = [
+            Evidence(
+                what="iteration time", value=change.after_s, unit="s", reference=change.before_s, source="host_call"
+            )
+        ]
+        if unseen:
+            evidence.append(Evidence(what="ranks that no agent reports: unknown", value=float(unseen), unit="count"))
+        return Suspect(
+            kind=Kind.SLOW_JOB,
+            component=whole_job(),
+            excess_s=gained_s,
+            z=self.params.least_z,
+            watch=watch,
+            sources=("host_call",),
+            evidence=tuple(evidence),
+        )
+
+    def _look_at_peers(self, structure: _Structure) -> Iterator[Alert]:
+        """Ask whether a component has been slower than its equals for a while, whatever the past."""
+        now = self.history.n_frames
+        if now < self.params.window_frames:
+            return
+        span = Span(start=now - self.params.window_frames, stop=now)
+        duration_s = float(np.median(self.history.durations(span.start, span.stop)))
+        share = 1 - 1 / self.params.accused_slowdown
+        for suspect in self._suspects(span, structure, share * duration_s):
+            effect_s = min(suspect.excess_s, self._beyond_other_stages(suspect, span, structure))
+            if effect_s < share * duration_s:
+                self.observer.counted("suspects_absorbed", 1)
+                continue
+            onset = self._since(suspect, now)
+            from_start = onset <= self.history.first and self.history.first == 0
+            iteration = self.first_iteration if from_start else self.history.iteration_at(onset)
+            assert iteration is not None
+            yield from self._open(suspect, onset, iteration, duration_s - effect_s, 0.95)
+
+    def _beyond_other_stages(self, suspect: Suspect, span: Span, structure: _Structure) -> float:
+        """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
+        ranks = np.array([claim[1] for claim in suspect.claims if isinstance(claim, tuple) and claim[0] == "rank"])
+        compute = self.history.compute(span.start, span.stop)
+        if suspect.kind is Kind.SLOW_LINK or len(ranks) == 0 or not np.isfinite(compute).any():
+            return suspect.excess_s
+        by_group = np.nanmedian(_or_zero(structure.groups.lower_median(compute)), axis=0)
+        own = float(np.nanmax(np.median(compute[:, ranks], axis=0)))
+        return max(own - float(by_group.max(initial=0.0)), 0.0)
+
+    def _since(self, suspect: Suspect, now: int) -> int:
+        """Return the frame since which the suspect has been slow, looking back over all that is held."""
+        first = self.history.first
+        excess = suspect.watch.excess(self.history, first, now)
+        smooth = np.array([np.nanmedian(_or_zero(excess[max(0, i - 1) : i + 2])) for i in range(len(excess))])
+        good = np.flatnonzero(smooth < 0.5 * suspect.excess_s)
+        return first + (int(good[-1]) + 1 if len(good) else 0)
+
+    def _suspects(self, span: Span, structure: _Structure, least_excess_s: float) -> list[Suspect]:
+        claimed = self.book.claimed()
+        found = self._rank_search(structure).find(span, least_excess_s)
+        if self.sensors & (Sensor.GPU | Sensor.SPAN):
+            found += LinkSearch(self.history, self.topology, structure.paths, self.params).find(span, least_excess_s)
+        return sorted((s for s in found if not s.claims & claimed), key=lambda s: -s.excess_s)
+
+    def _rank_search(self, structure: _Structure) -> RankSearch:
+        source = "span" if self.sensors & Sensor.SPAN else "gpu"
+        return RankSearch(
+            self.history, self.topology, structure.groups, self.params, _rarely_throttled(self._throttle), source
+        )
+
+    def _open(
+        self, suspect: Suspect, onset_frame: int, onset_iteration: int, reference_s: float, certainty: float
+    ) -> Iterator[Alert]:
+        if suspect.kind is not Kind.SLOW_JOB:
+            slowdown = 1 + suspect.excess_s / reference_s
+            if slowdown >= self.params.accused_slowdown:
+                yield from self.book.end(self.history, Resolution.SUPERSEDED, frozenset({Kind.SLOW_JOB}))
+        ranks = [claim[1] for claim in suspect.claims if isinstance(claim, tuple) and claim[0] == "rank"]
+        throttle = int(np.bitwise_or.reduce(self._throttle[ranks])) if ranks else 0
+        yield from self.book.start(
+            suspect,
+            onset_frame=onset_frame,
+            onset_iteration=onset_iteration,
+            reference_s=max(reference_s, 1e-9),
+            history=self.history,
+            confidence=certainty * (1 - 0.5 * float(np.exp(-max(suspect.z, 0.0) / 4))),
+            throttle_reasons=throttle,
+        )
+
+    def _look_at_balance(self, structure: _Structure) -> Iterator[Alert]:
+        if self.history.n_frames % self.params.imbalance_frames or self._accusing():
+            return
+        found = find_imbalance(self.history, structure.groups, structure.stages, self.params, self.history.n_frames)
+        if found is None:
+            return
+        duration_s = float(np.median(self.history.durations(self.history.n_frames - 24, self.history.n_frames)))
+        yield from self._open(
+            Suspect(
+                kind=found.kind,
+                component=found.component,
+                excess_s=min(found.excess_s, 0.09 * duration_s),
+                z=self.params.least_z,
+                watch=JobWatch(duration_s - found.excess_s),
+                sources=(found.evidence.source,),
+                evidence=(found.evidence,),
+            ),
+            self.history.first,
+            self.history.iteration_at(self.history.first),
+            duration_s - found.excess_s,
+            0.95,
+        )
+
+    def _summary(self, frame: Frame, duration_s: float, usable: BoolArray, structure: _Structure) -> FrameSummary:
+        compute = np.where(usable, frame.signal(Signal.COMPUTE), np.nan)
+        if not np.isfinite(compute).any():
+            compute = np.where(usable, frame.signal(Signal.DURATION) - frame.signal(Signal.HOST_WAIT), np.nan)
+        usual = structure.groups.to_ranks(structure.groups.lower_median(compute))
+        reference = [i.reference_s for i in self.book.open.values() if i.kind not in _WORKLOAD]
+        start = max(self.changes.level_start, self.history.n_frames - self.params.reference_frames)
+        level_s = float(np.median(self.history.durations(start, self.history.n_frames)))
+        return FrameSummary(
+            job_id=self.identity.job_id,
+            incarnation=self.identity.incarnation,
+            iteration=frame.iteration,
+            end_ns=frame.end_ns,
+            iteration_s=duration_s,
+            reference_s=reference[0] if reference else level_s,
+            rank_slowdown=compute / usual,
+            node=tuple(self.topology.node_by_rank),
+            gpu=tuple(self.topology.gpu_by_rank),
+            missing_ranks=frame.missing,
+        )
+
+
+def _rarely_throttled(reasons: IntArray) -> BoolArray:
+    """Return (world_size,) who shows a slowing reason that few others show."""
+    slowed = np.zeros(len(reasons), bool)
+    for reason in ThrottleReason:
+        if int(reason) & _SLOWING:
+            has = (reasons & int(reason)) != 0
+            if 0 < np.count_nonzero(has) <= max(1, _RARE_SHARE * len(reasons)):
+                slowed |= has
+    return slowed
+
+
+def _median(values: FloatArray) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def _or_zero(values: FloatArray) -> FloatArray:
+    return np.nan_to_num(values, nan=0.0)

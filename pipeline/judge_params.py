@@ -1,0 +1,27 @@
+"""Every threshold of the judge, with its unit and its reason. Frames are ordinary iterations."""
+
+import msgspec
+
+
+class JudgeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Defaults are meant to be left alone; none is tuned to a job."""
+
+    warm_up_frames: int = 10  # compilation, autotuning and caches make the first iterations long
+    reference_frames: int = 30  # before a change: as many as verification can use
+    window_frames: int = 8  # of the spatial questions: enough to tell a lasting straggler from an alternating one
+    inquiry_frames: int = 6  # more frames to find the component in, after a slowdown is confirmed
+    least_slowdown: float = 1.05  # of the iteration time: below, nobody is called
+    accused_slowdown: float = 1.10  # below this an incident is information and accuses no component
+    critical_slowdown: float = 1.5
+    least_z: float = 5.0  # 10,000 ranks are compared at once
+    least_link_ratio: float = 1.3  # of transfer time: single transfers vary by 30 % in healthy networks
+    explained_share: float = 0.25  # of a slowdown that a component has to explain to be named
+    hold_frames: int = 5  # of good frames before an incident is resolved; doubles when it flaps
+    lost_sight_frames: int = 10
+    update_frames: int = 100  # an incident that lasts is restated this often, for its cost
+    imbalance_frames: int = 24  # seen before a job's own imbalance is told
+    stage_imbalance_ratio: float = 1.25
+    data_imbalance_ratio: float = 1.10
+
+
+DEFAULTS = JudgeParams()

@@ -1,0 +1,182 @@
+"""Slow links: transfers against their own past or their equals, intersected over communicators that share a path.
+
+Every node's interface, every pair of nodes that talk, and every node's inner GPU fabric is a hypothesis; each predicts
+which observable transfers it would slow. The one under which the observed ratios are most likely is named, together
+with all others that predict the very same transfers, since no observation can separate those.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.groups import quiet_median, robust_scale
+from pipeline.history import History
+from pipeline.judge_params import JudgeParams
+from pipeline.suspects import Span, Suspect
+from pipeline.topology import Topology
+from pipeline.watch import LinkWatch
+from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
+from schemas.table import BoolArray, FloatArray, IntArray
+
+_SMALLEST_SCALE = 0.03  # of log transfer times: timers and clocks are no better
+_FEWEST_EQUALS = 4
+_RATIO_CAP = 3.0  # in natural logs: one absurd series does not outvote the rest
+_MOST_AT_ONCE = 4
+
+
+@dataclass(slots=True, eq=False)
+class Paths:
+    """What each link hypothesis would slow, for one version of the topology."""
+
+    predicted: dict[ComponentName, IntArray] = field(default_factory=dict)
+    equals: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # (n_series,) class of equal transfers
+    calls: FloatArray = field(default_factory=lambda: np.zeros(0))  # (n_series,) per rank and iteration
+
+    @classmethod
+    def of(cls, topology: Topology) -> "Paths":
+        """Derive the hypotheses from the communicators' rings and send/receive partners."""
+        touched: dict[ComponentName, set[int]] = defaultdict(set)
+        equals: dict[tuple[object, ...], int] = {}
+        numbers = []
+        for index, series in enumerate(topology.series):
+            pairs = topology.paths(index)
+            across = any(a != b for a, b in pairs)
+            for a, b in pairs:
+                touched[ComponentName(type=ComponentType.LINK, node=a, peer=b)].add(index)
+                if across:
+                    touched[ComponentName(type=ComponentType.LINK, node=a)].add(index)
+                    touched[ComponentName(type=ComponentType.LINK, node=b)].add(index)
+            size = topology.size.get(series.key.comm, 0)
+            kind = (series.key.op, series.call_bytes, series.is_point_to_point or size, across)
+            numbers.append(equals.setdefault(kind, len(equals)))
+        predicted = {name: np.array(sorted(indices)) for name, indices in sorted(touched.items())}
+        calls = np.array([float(s.calls) for s in topology.series])
+        return cls(predicted, np.array(numbers, np.int64), calls)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ratios:
+    log_ratio: FloatArray  # (n_series,) NaN where not observed
+    error: FloatArray
+    reference_s: FloatArray
+    level_s: FloatArray
+
+
+@dataclass(slots=True, eq=False)
+class LinkSearch:
+    """Looks for slow links in one span of frames."""
+
+    history: History
+    topology: Topology
+    paths: Paths
+    params: JudgeParams
+
+    def find(self, span: Span, least_excess_s: float) -> list[Suspect]:
+        """Return suspects that add at least `least_excess_s` to an iteration, the worst first."""
+        ratios = self._ratios(span)
+        least = np.log(self.params.least_link_ratio)
+        with np.errstate(invalid="ignore"):
+            slow = (ratios.log_ratio >= least) & (ratios.log_ratio >= 4 * ratios.error)
+        found: list[Suspect] = []
+        open_ = np.isfinite(ratios.log_ratio)
+        while slow.any() and len(found) < _MOST_AT_ONCE:
+            suspect, explained = self._best(ratios, open_, slow)
+            if suspect is None:
+                break
+            open_[explained] = False
+            slow[explained] = False
+            if suspect.excess_s >= least_excess_s:
+                found.append(suspect)
+        return sorted(found, key=lambda s: -s.excess_s)
+
+    def _ratios(self, span: Span) -> _Ratios:
+        n_series = len(self.paths.calls)
+        values = np.log(self.history.transfers(span.start, span.stop, n_series))
+        level = quiet_median(values)
+        noise = robust_scale(values)
+        count = np.maximum(np.count_nonzero(np.isfinite(values), axis=0), 1)
+        if span.has_reference:
+            before = np.log(self.history.transfers(span.reference_start, span.reference_stop, n_series))
+            reference = quiet_median(before)
+            noise = np.fmax(noise, robust_scale(before))
+            variance = 1 / count + 1 / np.maximum(np.count_nonzero(np.isfinite(before), axis=0), 1)
+        else:
+            reference = self._of_equals(level)
+            variance = 1 / count + 1 / _FEWEST_EQUALS
+        typical = np.nanmedian(noise) if np.isfinite(noise).any() else _SMALLEST_SCALE
+        error = 1.253 * np.fmax(np.fmax(noise, typical), _SMALLEST_SCALE) * np.sqrt(variance)
+        return _Ratios(level - reference, error, np.exp(reference), np.exp(level))
+
+    def _of_equals(self, level: FloatArray) -> FloatArray:
+        """Return the lower quartile of equal transfers, so that three quarters may be slow; NaN with too few equals."""
+        reference = np.full(len(level), np.nan)
+        for number in np.unique(self.paths.equals):
+            equal = np.flatnonzero((self.paths.equals == number) & np.isfinite(level))
+            if len(equal) >= _FEWEST_EQUALS:
+                reference[equal] = np.quantile(level[equal], 0.25)
+        return reference
+
+    def _best(
+        self,
+        ratios: _Ratios,
+        open_: BoolArray,
+        slow: BoolArray,
+    ) -> tuple[Suspect | None, IntArray]:
+        weight = 1 / (2 * ratios.error**2)
+        capped = np.clip(ratios.log_ratio, -_RATIO_CAP, _RATIO_CAP)
+        scores: dict[ComponentName, tuple[float, bytes]] = {}
+        for name, series in self.paths.predicted.items():
+            seen = series[open_[series]]
+            if len(seen) == 0 or np.count_nonzero(slow[seen]) < 0.6 * len(seen):
+                continue
+            shift = float(np.median(capped[seen]))
+            if shift <= 0:
+                continue
+            gain = capped[seen] ** 2 - (capped[seen] - shift) ** 2
+            scores[name] = (float(np.sum(gain * weight[seen])), seen.tobytes())
+        if not scores:
+            return None, np.zeros(0, np.int64)
+        winner = max(scores, key=lambda name: scores[name][0])
+        alike = [name for name in scores if scores[name][1] == scores[winner][1]]
+        series = self.paths.predicted[winner]
+        seen = series[open_[series]]
+        return self._suspect(tuple(sorted(alike)), seen, ratios), seen
+
+    def _suspect(self, candidates: tuple[ComponentName, ...], series: IntArray, ratios: _Ratios) -> Suspect:
+        beyond = np.maximum(ratios.level_s - ratios.reference_s, 0.0) * self.paths.calls
+        lost: dict[int, float] = {}
+        touching: dict[int, list[int]] = {}
+        wanted = set(series.tolist())
+        for rank, own in self.topology.series_by_rank.items():
+            touching[rank] = [i for i in own if i in wanted]
+            lost[rank] = float(sum(beyond[i] for i in touching[rank]))
+        worst = max(lost, key=lambda rank: (lost[rank], -rank))
+        watched = np.array(sorted(touching[worst]))
+        z = ratios.log_ratio[series] / ratios.error[series]
+        top = int(series[np.argmax(beyond[series])])
+        evidence = Evidence(
+            what=f"shortest transfer of {self._describe(top)}",
+            value=float(ratios.level_s[top]),
+            unit="s",
+            reference=float(ratios.reference_s[top]),
+            source="gpu",
+        )
+        spread = Evidence(what="transfers slowed alike", value=float(len(series)), unit="count", source="gpu")
+        return Suspect(
+            kind=Kind.SLOW_LINK,
+            component=Component(type=ComponentType.LINK, name=candidates[0], candidates=candidates),
+            excess_s=lost[worst],
+            z=float(np.median(z) * np.sqrt(len(series))),
+            watch=LinkWatch(watched, ratios.reference_s[watched], self.paths.calls[watched]),
+            sources=("gpu",),
+            evidence=(evidence, spread),
+            claims=frozenset(("series", i) for i in wanted),
+        )
+
+    def _describe(self, index: int) -> str:
+        key = self.topology.series[index].key
+        if key.source < 0:
+            return f"communicator {key.comm:016x}"
+        members = self.topology.members.get(key.comm, {})
+        return f"rank {members.get(key.source)} to rank {members.get(key.target)}"

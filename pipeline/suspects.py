@@ -1,0 +1,301 @@
+"""Ranks that compute longer than their peers, told apart into slow GPUs, slow hosts and ranks of either kind.
+
+In a synchronous job everybody slows down together, and the victims show the longest waits; only the culprit's own
+computation (iteration less communication) or its host's own time (iteration less the wait for the GPU) grows. Both are
+compared with the peers, and with what was usual between them before, where that is known.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.groups import Groups, quiet_median, robust_scale
+from pipeline.history import History
+from pipeline.judge_params import JudgeParams
+from pipeline.topology import Topology, gpu_name, rank_name
+from pipeline.watch import RankWatch, Watch
+from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
+from schemas.table import BoolArray, FloatArray, IntArray
+
+_FEWEST_PEERS = 3
+_FEWEST_REFERENCE = 5
+_CLOCK_DROP = 0.95
+_QUEUE_RISE = 0.1
+_HOST_BOUND = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A component that may be the cause: excess_s is what it adds to each iteration, z its signal over noise."""
+
+    kind: Kind
+    component: Component
+    excess_s: float
+    z: float
+    watch: Watch
+    sources: tuple[str, ...]
+    evidence: tuple[Evidence, ...]
+    claims: frozenset[object] = frozenset()  # what it explains: ranks, or transfer series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The frames to judge, [start, stop), and those to compare with, [reference_start, reference_stop), maybe none."""
+
+    start: int
+    stop: int
+    reference_start: int = 0
+    reference_stop: int = 0
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a past to compare with."""
+        return self.reference_stop - self.reference_start >= _FEWEST_REFERENCE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Excess:
+    """Per rank, (world_size,): seconds beyond the peers, their standard error, and what was usual before."""
+
+    seconds: FloatArray
+    error: FloatArray
+    usual: FloatArray
+    by_peers: BoolArray
+    level: FloatArray
+
+    @property
+    def z(self) -> FloatArray:
+        """Signal over noise."""
+        return self.seconds / np.maximum(self.error, 1e-9)
+
+
+def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Excess:
+    """Compare values (n, world_size) with the peers in each frame, and with reference (b, world_size), b may be 0.
+
+    Ranks with fewer than three peers, themselves included, are compared with their past and the job's common change.
+    """
+    n, b = len(values), len(reference)
+    beyond = values - groups.to_ranks(groups.lower_median(values))
+    level = quiet_median(values)
+    by_peers = groups.known(level) >= _FEWEST_PEERS
+    noise = robust_scale(beyond) if n >= _FEWEST_REFERENCE else np.full(values.shape[1], np.nan)
+    usual = np.zeros(values.shape[1])
+    if b >= _FEWEST_REFERENCE:
+        before = reference - groups.to_ranks(groups.lower_median(reference))
+        usual = np.nan_to_num(quiet_median(before))
+        noise = np.fmax(noise, robust_scale(before))
+        own = quiet_median(reference)
+        change = level / own
+        common = np.nanmedian(change) if np.isfinite(change).any() else 1.0
+        alone = (change - common) * own
+        usual = np.where(by_peers, usual, own)
+        own_noise = robust_scale(reference)
+        noise = np.where(by_peers, noise, np.fmax(own_noise, 0.0))
+    else:
+        alone = np.full(values.shape[1], np.nan)
+    pooled = np.nanmedian(noise) if np.isfinite(noise).any() else np.nan
+    error = 1.253 * np.fmax(noise, pooled) * np.sqrt(1 / n + (1 / b if b else 0.0))
+    seconds = np.where(by_peers, quiet_median(beyond) - np.where(by_peers, usual, 0.0), alone)
+    return Excess(seconds, error, usual, by_peers, level)
+
+
+@dataclass(slots=True, eq=False)
+class RankSearch:
+    """Looks for slow ranks in one span of frames."""
+
+    history: History
+    topology: Topology
+    groups: Groups
+    params: JudgeParams
+    throttled: BoolArray  # (world_size,) a throttle reason that slows was seen in the latest frame
+    compute_source: str = "gpu"  # or "span", where profiles say how long computation took
+
+    def find(self, span: Span, least_excess_s: float) -> list[Suspect]:
+        """Return suspects that add at least `least_excess_s` to an iteration, the worst first."""
+        compute = self._excess(self.history.compute, span)
+        host = self._excess(self.history.host, span)
+        seen = np.isfinite(compute.seconds)
+        if seen.any():
+            slow = self._significant(compute, least_excess_s) & self._persistent(compute, span, of_host=False)
+            by_host = slow & (host.seconds >= 0.5 * compute.seconds)
+            suspects = self._hosts(np.flatnonzero(by_host), compute, span, host)
+            suspects += self._gpus(np.flatnonzero(slow & ~by_host), compute, span, host)
+        else:
+            duration_s = float(np.nanmedian(self.history.durations(span.start, span.stop)))
+            bound = host.level >= _HOST_BOUND * duration_s
+            slow = self._significant(host, least_excess_s) & bound
+            slow &= self._persistent(host, span, of_host=True)
+            suspects = self._hosts(np.flatnonzero(slow), host, span, host)
+        return sorted(suspects, key=lambda s: -s.excess_s)
+
+    def _excess(self, read: "object", span: Span) -> Excess:
+        values = read(span.start, span.stop)  # type: ignore[operator]
+        reference = read(span.reference_start, span.reference_stop)  # type: ignore[operator]
+        return rank_excess(values, reference, self.groups)
+
+    def _significant(self, excess: Excess, least_excess_s: float) -> BoolArray:
+        with np.errstate(invalid="ignore"):
+            return (excess.seconds >= least_excess_s) & (excess.z >= self.params.least_z)
+
+    def _persistent(self, excess: Excess, span: Span, *, of_host: bool) -> BoolArray:
+        """Return who was beyond half its excess in three quarters of the frames: alternating stragglers are not."""
+        values = (self.history.host if of_host else self.history.compute)(span.start, span.stop)
+        beyond = values - self.groups.to_ranks(self.groups.lower_median(values))
+        beyond = np.where(excess.by_peers, beyond, values) - excess.usual
+        with np.errstate(invalid="ignore"):
+            share: BoolArray = np.count_nonzero(beyond > 0.5 * excess.seconds, axis=0) >= 0.75 * len(values)
+        return share
+
+    def _watch(self, ranks: IntArray, excess: Excess, *, of_host: bool) -> RankWatch:
+        by_peers = bool(excess.by_peers[ranks].all())
+        peers = self.groups.members[self.groups.of_rank[ranks]] if by_peers else np.empty((len(ranks), 0), np.int64)
+        return RankWatch(ranks, peers, excess.usual[ranks], of_host)
+
+    def _hosts(self, ranks: IntArray, excess: Excess, span: Span, host: Excess) -> list[Suspect]:
+        suspects = []
+        by_node: dict[str, list[int]] = {}
+        for rank in ranks.tolist():
+            by_node.setdefault(self.topology.node_by_rank[rank], []).append(rank)
+        for node, members in by_node.items():
+            of = np.array(members)
+            of_host = excess is host
+            sources = ("sync",) if of_host else (self.compute_source, "sync")
+            suspects.append(self._host(node, of, excess, span, self._watch(of, excess, of_host=of_host), sources))
+        return suspects
+
+    def _host(
+        self, node: str, ranks: IntArray, excess: Excess, span: Span, watch: Watch, sources: tuple[str, ...]
+    ) -> Suspect:
+        name = ComponentName(type=ComponentType.HOST, node=node)
+        worst = ranks[np.argmax(excess.seconds[ranks])]
+        queue = self._queue(span)
+        evidence = [self._compute_evidence(int(worst), excess, "host busy" if sources == ("sync",) else "computation")]
+        if np.isfinite(queue[worst]):
+            evidence.append(Evidence(what="run-queue delay", value=float(queue[worst]), unit="s/s", source="host"))
+            sources = (*sources, "host")
+        return Suspect(
+            kind=Kind.SLOW_HOST,
+            component=Component(type=ComponentType.HOST, name=name, candidates=(name,)),
+            excess_s=float(np.max(excess.seconds[ranks])),
+            z=float(np.max(excess.z[ranks])),
+            watch=watch,
+            sources=sources,
+            evidence=tuple(evidence),
+            claims=frozenset(("rank", r) for r in self._ranks_of(node)),
+        )
+
+    def _gpus(self, ranks: IntArray, compute: Excess, span: Span, host: Excess) -> list[Suspect]:
+        suspects, by_node = [], dict[str, list[int]]()
+        clock, queue = self._clock(span), self._queue(span)
+        for rank in ranks.tolist():
+            by_node.setdefault(self.topology.node_by_rank[rank], []).append(rank)
+        for node, members in by_node.items():
+            of, local = np.array(members), self._ranks_of(node)
+            whole_node = len(local) >= 2 and len(members) >= 0.75 * len(local)
+            host_unseen = not np.isfinite(host.seconds[of]).any()
+            queued = np.isfinite(queue[of]).any() and np.nanmax(queue[of]) >= _QUEUE_RISE
+            if whole_node or (host_unseen and queued and not self.throttled[of].any()):
+                watch = self._watch(of, compute, of_host=False)
+                suspects.append(self._host(node, of, compute, span, watch, (self.compute_source,)))
+                continue
+            suspects += [
+                self._gpu(rank, compute, host_seen=bool(np.isfinite(host.seconds[rank])), clock=clock)
+                for rank in members
+            ]
+        return suspects
+
+    def _gpu(self, rank: int, compute: Excess, *, host_seen: bool, clock: FloatArray) -> Suspect:
+        slow_clock = self.throttled[rank] or (np.isfinite(clock[rank]) and clock[rank] <= _CLOCK_DROP)
+        is_gpu = host_seen or bool(slow_clock)
+        name = gpu_name(self.topology, rank) if is_gpu else rank_name(self.topology, rank)
+        kind = Kind.SLOW_GPU if name.type is ComponentType.GPU else Kind.SLOW_RANK
+        evidence = [self._compute_evidence(rank, compute, "computation")]
+        sources = [self.compute_source, *(["sync"] if host_seen else [])]
+        if np.isfinite(clock[rank]):
+            evidence.append(
+                Evidence(
+                    what="SM clock over peers'", value=float(clock[rank]), unit="ratio", reference=1.0, source="nvml"
+                )
+            )
+            sources.append("nvml")
+        return Suspect(
+            kind=kind,
+            component=Component(type=name.type, name=name, candidates=(name,)),
+            excess_s=float(compute.seconds[rank]),
+            z=float(compute.z[rank]),
+            watch=self._watch(np.array([rank]), compute, of_host=False),
+            sources=tuple(sources),
+            evidence=tuple(evidence),
+            claims=frozenset({("rank", rank)}),
+        )
+
+    def _compute_evidence(self, rank: int, excess: Excess, what: str) -> Evidence:
+        level = float(excess.level[rank])
+        source = "sync" if what == "host busy" else self.compute_source
+        return Evidence(
+            what=f"{what} of rank {rank} per iteration",
+            value=level,
+            unit="s",
+            reference=level - float(excess.seconds[rank]),
+            source=source,
+        )
+
+    def _ranks_of(self, node: str) -> list[int]:
+        return [r for r, n in enumerate(self.topology.node_by_rank) if n == node]
+
+    def _clock(self, span: Span) -> FloatArray:
+        """Return (world_size,) SM clock over the median of all GPUs of the job."""
+        level = quiet_median(self.history.clock(span.start, span.stop))
+        middle = np.nanmedian(level) if np.isfinite(level).any() else np.nan
+        return level / middle
+
+    def _queue(self, span: Span) -> FloatArray:
+        """Return (world_size,) run-queue delay beyond the median of all ranks."""
+        level = quiet_median(self.history.queue(span.start, span.stop))
+        middle = np.nanmedian(level) if np.isfinite(level).any() else np.nan
+        return level - middle
+
+    def by_telemetry(self, span: Span, excess_s: float, watch: Watch) -> list[Suspect]:
+        """Return who the telemetry alone makes a suspect of a slowdown that no time can attribute: never a proof."""
+        clock, queue = self._clock(span), self._queue(span)
+        with np.errstate(invalid="ignore"):
+            slow = np.flatnonzero(self.throttled | (clock <= _CLOCK_DROP))
+            queued = np.flatnonzero(queue >= _QUEUE_RISE)
+        names = {gpu_name(self.topology, int(r)) for r in slow}
+        if 0 < len(names) <= max(1, len(clock) // 4):
+            evidence = Evidence(
+                what="SM clock over peers'",
+                value=float(np.nanmin(clock[slow])),
+                unit="ratio",
+                reference=1.0,
+                source="nvml",
+            )
+            return [self._by_telemetry(Kind.SLOW_GPU, names, slow, excess_s, watch, evidence)]
+        hosts = {ComponentName(type=ComponentType.HOST, node=self.topology.node_by_rank[int(r)]) for r in queued}
+        if 0 < len(hosts) <= max(1, len(set(self.topology.node_by_rank)) // 4):
+            evidence = Evidence(
+                what="run-queue delay over peers'", value=float(np.nanmax(queue[queued])), unit="s/s", source="host"
+            )
+            return [self._by_telemetry(Kind.SLOW_HOST, hosts, queued, excess_s, watch, evidence)]
+        return []
+
+    def _by_telemetry(
+        self,
+        kind: Kind,
+        names: set[ComponentName],
+        ranks: IntArray,
+        excess_s: float,
+        watch: Watch,
+        evidence: Evidence,
+    ) -> Suspect:
+        candidates = tuple(sorted(names))
+        return Suspect(
+            kind=kind,
+            component=Component(type=candidates[0].type, name=candidates[0], candidates=candidates),
+            excess_s=excess_s,
+            z=self.params.least_z - 2,  # a coincidence in time, not a measurement of the culprit
+            watch=watch,
+            sources=("host_call", evidence.source),
+            evidence=(evidence,),
+            claims=frozenset(("rank", int(r)) for r in ranks),
+        )

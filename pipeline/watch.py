@@ -1,0 +1,72 @@
+"""How to see whether a suspect is still slow: the excess seconds it adds to each frame."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pipeline.groups import quiet_median
+from pipeline.history import History
+from schemas.table import FloatArray, IntArray
+
+
+class Watch(Protocol):
+    """Follows one suspect through the frames."""
+
+    def excess(self, history: History, start: int, stop: int) -> FloatArray:
+        """Return (n,) seconds per frame that the suspect adds; NaN where it was not seen."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankWatch:
+    """Ranks against the lower median of their peers, less what was usual between them before.
+
+    ranks (n,), peers (n, largest) with -1 for no one, usual (n,) seconds; peers of width 0 compare with `usual` alone.
+    """
+
+    ranks: IntArray
+    peers: IntArray
+    usual: FloatArray
+    of_host: bool
+
+    def excess(self, history: History, start: int, stop: int) -> FloatArray:
+        """Return the median over the ranks."""
+        values = (history.host if self.of_host else history.compute)(start, stop)
+        own = values[:, self.ranks] - self.usual
+        if self.peers.shape[1]:
+            others = np.sort(np.where(self.peers >= 0, values[:, self.peers], np.nan), axis=-1)
+            known = np.count_nonzero(np.isfinite(others), axis=-1)
+            middle = np.maximum(known - 1, 0) // 2
+            own = own - np.take_along_axis(others, middle[..., None], axis=-1)[..., 0]
+        return quiet_median(own.T)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkWatch:
+    """Transfer series against their reference: series (n,), reference_s (n,), calls (n,), n_series known at the time.
+
+    critical (n,) marks the series of the rank that loses most, over which the excess is summed.
+    """
+
+    series: IntArray
+    reference_s: FloatArray
+    calls: FloatArray
+
+    def excess(self, history: History, start: int, stop: int) -> FloatArray:
+        """Return the seconds that the rank that loses most spends beyond the reference."""
+        values = history.transfers(start, stop, int(self.series.max()) + 1)[:, self.series]
+        beyond = (values - self.reference_s) * self.calls
+        seen = np.isfinite(beyond).any(axis=1)
+        return np.where(seen, np.nansum(beyond, axis=1), np.nan)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobWatch:
+    """The whole job against its own healthy iteration time."""
+
+    reference_s: float
+
+    def excess(self, history: History, start: int, stop: int) -> FloatArray:
+        """Return the iteration time beyond the reference."""
+        return history.durations(start, stop) - self.reference_s

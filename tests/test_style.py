@@ -18,7 +18,7 @@ MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:home|root|work|Users|mnt/data)/\w")
 
 DETECTOR_IMPORTS = {
     "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "detectors", "enum", "functools", "itertools",
-    "math", "numpy", "operator", "river", "typing",
+    "math", "numpy", "operator", "river", "statistics", "typing",
 }  # fmt: skip
 
 

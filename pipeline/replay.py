@@ -1,5 +1,6 @@
 """Replay: a recording through the same stages as live, and whether the alerts are the same."""
 
+import hashlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pipeline.observer import FrameSummary, Observer
 from pipeline.record import Record
 from schemas.alerts import Alert, Severity
 from schemas.codec import InvalidRecord, decode_alert, encode_alert
@@ -164,3 +166,38 @@ def incidents(alerts: Iterable[Alert]) -> list[Incident]:
             before = grouped[place]
             grouped[place] = Incident(before.first, alert, before.is_above_info or is_above_info)
     return grouped
+
+
+@dataclass(slots=True)
+class FrameLog(Observer):
+    """What was judged of each iteration, in short: enough to say where two runs part."""
+
+    frames: dict[tuple[str, str, int], tuple[int, bytes]] = field(default_factory=dict)
+
+    def frame_judged(self, frame: FrameSummary, /) -> None:
+        """Note how many ranks the frame lacked, and what it held."""
+        content = f"{frame.iteration_s!r} {frame.end_ns}".encode() + frame.rank_slowdown.tobytes()
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        self.frames[frame.job_id, frame.incarnation, frame.iteration] = frame.missing_ranks, digest
+
+
+def differing_frames(live: FrameLog, replayed: FrameLog) -> list[str]:
+    """Say which frames differ between the recorded iterations and the recorded events, and why."""
+    differences = []
+    for key in sorted(live.frames.keys() | replayed.frames.keys()):
+        before, after = live.frames.get(key), replayed.frames.get(key)
+        if before == after:
+            continue
+        where = f"job {key[0]}, iteration {key[2]}"
+        if before is None:
+            differences.append(f"{where}: judged on replay alone; its iterations came after the recording had ended")
+        elif after is None:
+            differences.append(f"{where}: judged live alone; its events are not in the recording")
+        elif before[0] != after[0]:
+            differences.append(
+                f"{where}: closed without {before[0]} ranks live and without {after[0]} on replay; "
+                "their batches were late, or are missing in the recording"
+            )
+        else:
+            differences.append(f"{where}: other values; events before it are missing, or another version made them")
+    return differences

@@ -42,6 +42,7 @@ class ChangeSearch:
     _bocpd: Bocpd = field(default_factory=lambda: Bocpd(1))
     _cusum: Cusum = field(default_factory=lambda: Cusum(1))
     _candidate: int | None = None
+    _quiet: int = 0  # frames since an incident was open
     _long: deque[float] = field(default_factory=lambda: deque(maxlen=_LONG_REFERENCE + _LAG))
 
     def update(self, history: History, *, disturbed: bool) -> Change | None:
@@ -51,6 +52,7 @@ class ChangeSearch:
             return None
         log_time = np.array([np.log(duration_s)])
         verdicts = (self._bocpd.update(log_time), self._cusum.update(log_time))
+        self._quiet = 0 if disturbed else self._quiet + 1
         if not disturbed:
             self._long.append(duration_s)
         if self._candidate is None:
@@ -61,7 +63,8 @@ class ChangeSearch:
                         self._candidate = proposed
                         break
         change = self._verify(history)
-        if change is None and self._candidate is None and not disturbed:
+        settled = min(self._quiet, history.n_frames - self.level_start)
+        if change is None and self._candidate is None and settled >= _RECENT:
             change = self._drift(history)
         return change
 
@@ -133,4 +136,5 @@ class ChangeSearch:
         held = history.durations(history.first, history.n_frames)
         smooth = np.array([np.median(held[max(0, i - 2) : i + 3]) for i in range(len(held))])
         below = np.flatnonzero(smooth < np.median(reference) * (1 + (ratio - 1) / 4))
-        return history.first + (int(below[-1]) + 1 if len(below) else 0)
+        onset = history.first + (int(below[-1]) + 1 if len(below) else 0)
+        return min(onset, history.n_frames - _RECENT // 2)

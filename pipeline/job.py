@@ -95,8 +95,7 @@ class Job:
         self.nodes_seen.add(batch.node)
         if batch.is_last:
             self.nodes_ended.add(batch.node)
-        self.topology.learn_ranks(batch.node, batch.ranks)
-        self.topology.learn_communicators(batch.communicators)
+        self.topology.learn(batch.node, batch.ranks, batch.communicators)
         self.assembler.add(batch)
         for frame in self.assembler.ready():
             yield from self._judge(frame)

@@ -71,13 +71,21 @@ class Topology:
     index: dict[SeriesKey, int] = field(default_factory=dict)
     series_by_rank: dict[int, dict[int, tuple[int, int]]] = field(default_factory=lambda: defaultdict(dict))
     version: int = 0
+    _learnt: dict[str, tuple[tuple[RankInfo, ...], bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.node_by_rank = [""] * self.world_size
         self.gpu_by_rank = [""] * self.world_size
 
-    def learn_ranks(self, node: str, ranks: Iterable[RankInfo]) -> None:
-        """Take note of where ranks run."""
+    def learn(self, node: str, ranks: tuple[RankInfo, ...], memberships: Communicators) -> None:
+        """Take note of where ranks run and what they are members of; nodes repeat both in every batch."""
+        said = (ranks, memberships.rank.tobytes() + memberships.comm.tobytes())
+        if self._learnt.get(node) != said:
+            self._learn_ranks(node, ranks)
+            self._learn_communicators(memberships)
+            self._learnt[node] = said
+
+    def _learn_ranks(self, node: str, ranks: Iterable[RankInfo]) -> None:
         for info in ranks:
             gpu = info.gpu_uuid or ("" if info.gpu is None else str(info.gpu))
             if self.node_by_rank[info.rank] != node or self.gpu_by_rank[info.rank] != gpu:
@@ -85,8 +93,7 @@ class Topology:
                 self.gpu_by_rank[info.rank] = gpu
                 self.version += 1
 
-    def learn_communicators(self, table: Communicators) -> None:
-        """Take note of memberships."""
+    def _learn_communicators(self, table: Communicators) -> None:
         rows = zip(table.rank.tolist(), table.comm.tolist(), table.comm_rank.tolist(), table.size.tolist(), strict=True)
         for rank, comm, comm_rank, size in rows:
             if (comm, rank) not in self.comm_rank:

@@ -1,0 +1,154 @@
+"""The judge on synthetic iteration batches: what it names, what it leaves alone, and the laws it keeps."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+
+from benchmarks.synthetic_job import SyntheticJob
+from pipeline.judge import Judge
+from pipeline.observer import Counting
+from pipeline.record import Record
+from schemas.alerts import Alert, AlertState, ComponentType, Kind, Resolution, Severity
+from schemas.codec import InvalidRecord, decode_iterations, encode_iterations
+from schemas.events import Sensor
+from schemas.table import FloatArray
+
+ONSET, END, N = 61, 113, 151
+CULPRIT = 21
+
+
+def records(job: SyntheticJob, slowdown: Callable[[int], FloatArray | float], n: int = N) -> list[Record]:
+    return [record for i in range(n) for record in job.records(i, slowdown(i))]
+
+
+def judged(given: Iterable[Record], judge: Judge | None = None) -> list[Alert]:
+    judge = judge or Judge()
+    return [alert for record in given for alert in judge.handle(record)]
+
+
+def one_slow_rank(factor: float, onset: int = ONSET, end: int = END) -> Callable[[int], FloatArray]:
+    def slowdown(iteration: int) -> FloatArray:
+        factors = np.ones(64)
+        factors[CULPRIT] = factor if onset <= iteration < end else 1.0
+        return factors
+
+    return slowdown
+
+
+def job(**changes: object) -> SyntheticJob:
+    return SyntheticJob(4, 2, 8, seed=7, **changes)  # type: ignore[arg-type]
+
+
+def test_a_healthy_job_gives_no_alert() -> None:
+    assert judged(records(job(), lambda _: 1.0)) == []
+
+
+def test_a_slow_gpu_is_named_with_its_onset_and_resolved() -> None:
+    firing, *updates, resolved = judged(records(job(), one_slow_rank(1.4)))
+    assert (firing.kind, firing.state, firing.component.name.gpu) == (Kind.SLOW_GPU, AlertState.FIRING, "GPU-00021")
+    assert len(firing.component.candidates) == 1
+    assert firing.onset_iteration == ONSET
+    assert firing.detected_iteration - ONSET <= 3
+    assert firing.slowdown_ratio == pytest.approx(1.38, abs=0.04)
+    assert (resolved.state, resolved.resolution) == (AlertState.RESOLVED, Resolution.RECOVERED)
+    assert resolved.resolved_iteration == END
+    assert {a.fingerprint for a in [*updates, resolved]} == {firing.fingerprint}
+    assert [a.revision for a in [firing, *updates, resolved]] == list(range(1, len(updates) + 3))
+
+
+def test_lost_gpu_seconds_are_those_of_the_whole_job() -> None:
+    resolved = judged(records(job(), one_slow_rank(1.4)))[-1]
+    assert resolved.lost_gpu_s == pytest.approx(64 * 0.38 * (END - ONSET), rel=0.1)
+
+
+def test_a_gpu_slow_from_the_first_iteration_is_named_by_its_peers() -> None:
+    firing = judged(records(job(), one_slow_rank(1.4, onset=0), n=29))[0]
+    assert (firing.kind, firing.component.name.gpu, firing.onset_iteration) == (Kind.SLOW_GPU, "GPU-00021", 0)
+    assert firing.detected_iteration <= 20
+
+
+def test_all_ranks_slower_alike_accuse_the_job_and_no_component() -> None:
+    alerts = judged(records(job(), lambda i: 1.3 if i >= ONSET else 1.0))
+    assert [(a.kind, a.component.type) for a in alerts] == [(Kind.SLOW_JOB, ComponentType.JOB)]
+
+
+def test_a_slowdown_below_ten_percent_is_information_about_the_job() -> None:
+    alerts = judged(records(job(), one_slow_rank(1.105)))
+    assert {(a.kind, a.severity, a.component.type) for a in alerts} == {
+        (Kind.SLOW_JOB, Severity.INFO, ComponentType.JOB)
+    }
+
+
+def test_one_long_iteration_is_no_incident() -> None:
+    assert judged(records(job(), lambda i: 6.0 if i % 37 == 36 else 1.0)) == []
+
+
+def test_without_gpu_times_a_slow_gpu_leaves_the_component_unknown() -> None:
+    def host_only(record: Record) -> Record:
+        batch = decode_iterations(record.value)
+        rows = batch.rows.replace(compute_s=np.nan, communication_s=np.nan, sm_clock_ratio=np.nan)
+        changed = {f: getattr(batch, f) for f in batch.__dataclass_fields__}
+        changed |= {
+            "rows": rows,
+            "sensors": Sensor.HOST_CALL,
+            "communication": batch.communication.replace(busy_s=np.nan, least_s=np.nan),
+        }
+        return Record(record.topic, 0, 0, record.time_ns, record.key, encode_iterations(type(batch)(**changed)))
+
+    alerts = judged(map(host_only, records(job(), one_slow_rank(1.4))))
+    assert {(a.kind, a.component.type) for a in alerts} == {(Kind.SLOW_JOB, ComponentType.JOB)}
+
+
+def test_the_order_of_nodes_within_an_iteration_changes_nothing() -> None:
+    given = records(job(), one_slow_rank(1.4))
+    random = np.random.default_rng(11)
+    nodes = job().n_nodes
+    shuffled = [given[i * nodes + int(k)] for i in range(N) for k in random.permutation(nodes)]
+    assert judged(shuffled) == judged(given)
+
+
+def test_duplicated_batches_change_nothing_and_are_counted() -> None:
+    given = records(job(), one_slow_rank(1.4))
+    observer = Counting()
+    assert judged([r for r in given for _ in range(2)], Judge(observer)) == judged(given)
+    assert observer.counts["batches_duplicate"] == len(given)
+
+
+def test_two_jobs_in_one_stream_do_not_touch_each_other() -> None:
+    slow, fine = records(job(), one_slow_rank(1.4)), records(job(job_id="other"), lambda _: 1.0)
+    both = [r for pair in zip(slow, fine, strict=True) for r in pair]
+    assert judged(both) == judged(slow)
+
+
+def test_a_silent_node_is_unknown_and_delays_only_one_frame() -> None:
+    given = records(job(), one_slow_rank(1.4))
+    nodes = job().n_nodes
+    present = [r for i, r in enumerate(given) if i % nodes != 5 or i < 20 * nodes]
+    observer = Counting()
+    firing = judged(present, Judge(observer))[0]
+    assert firing.component.name.gpu == "GPU-00021"
+    assert firing.detected_iteration - ONSET <= 3
+    assert observer.counts["ranks_missing"] > 0
+
+
+def test_a_node_that_disagrees_on_the_world_size_is_refused_by_name() -> None:
+    judge = Judge()
+    list(judge.handle(records(job(), lambda _: 1.0, n=1)[0]))
+    other = next(SyntheticJob(4, 2, 4, seed=7).records(0))
+    with pytest.raises(InvalidRecord, match="world_size 32"):
+        list(judge.handle(other))
+
+
+def test_the_state_of_an_ended_job_is_freed_and_its_incident_closed() -> None:
+    judge = Judge()
+    given = records(job(), one_slow_rank(1.4, end=N))
+    alerts = judged(given, judge)
+    assert alerts[-1].state is AlertState.FIRING
+    for record in job().records(N):
+        batch = decode_iterations(record.value)
+        changed = {f: getattr(batch, f) for f in batch.__dataclass_fields__} | {"is_last": True}
+        last = Record(record.topic, 0, 0, record.time_ns, record.key, encode_iterations(type(batch)(**changed)))
+        alerts += judge.handle(last)
+    assert alerts[-1].resolution is Resolution.JOB_ENDED
+    assert judge.n_jobs == 0

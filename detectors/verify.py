@@ -13,8 +13,11 @@ On logarithms: log ratio = location(after) - location(before), with
     standard error = sigma sqrt(inflation) sqrt(c(after)^2 / n_after + c(before)^2 / n_before), c = 1.093 for the midmean,
         1.253 for the median, 1 for one or two values; inflation = (1 + rho) / (1 - rho), rho the lag-1 correlation of
         `before`, clipped at three sigma and at [0, 0.9];
-    bounds = log ratio -+ t(confidence, n_before - 1) standard error, and no further out than `after` stands clear of the
-        highest (lowest) equally long stretch of `before`: what has happened before proves nothing.
+    bounds = log ratio -+ t(confidence, n_before - 1) standard error. What has happened before proves nothing, so a bound
+        lies no further out than `after` stands clear of the highest (lowest) equally long stretch of `before`, and no
+        further out than 0 if chance alone, at the rate at which `before` has values beyond the location of `after`,
+        would put so many of `after` there with more probability than 1 - confidence (a sign test, free of any
+        distribution: it is what keeps two spikes in a row from confirming where spikes are frequent).
 
 Blind to: a change that is already in `before`; a slow change, of which each `before` holds a part (compare with the
 reference of `cusum` then); correlation over longer than the stretches it is given.
@@ -22,12 +25,12 @@ reference of `cusum` then); correlation over longer than the stretches it is giv
 
 from dataclasses import dataclass
 from enum import Enum
-from math import log, sqrt
+from math import exp, lgamma, log, log1p, sqrt
 from statistics import NormalDist
 
 import numpy as np
 
-from detectors.detector import FloatArray
+from detectors.detector import BoolArray, FloatArray
 from detectors.robust import MAD_TO_SIGMA
 
 CONFIDENCE = 0.999
@@ -100,6 +103,12 @@ def shift(before: FloatArray, after: FloatArray, *, confidence: float = CONFIDEN
     stretch_low, stretch_high = _stretches(reference, m)
     lower = min(low - level - margin, low - stretch_high)
     upper = max(high - level + margin, high - stretch_low)
+    beyond = min(low, max(level + 3.3 * sigma, (level + low) / 2))
+    if _chance_of(reference >= beyond, recent >= beyond) > 1 - confidence:
+        lower = min(lower, 0.0)
+    beyond = max(high, min(level - 3.3 * sigma, (level + high) / 2))
+    if _chance_of(reference <= beyond, recent <= beyond) > 1 - confidence:
+        upper = max(upper, 0.0)
     log_ratio = min(max(0.0, low - level), high - level) if m < 3 else low - level
     return Shift(log_ratio, lower, upper, n, m)
 
@@ -181,6 +190,18 @@ def _jitter(values: FloatArray) -> tuple[float, float]:
     rho = float(clipped[:-1] @ clipped[1:]) / energy if energy > 0 else 0.0
     rho = min(max(rho, 0.0), 0.9)
     return sigma, (1 + rho) / (1 - rho)
+
+
+def _chance_of(before: BoolArray, after: BoolArray) -> float:
+    """Return the probability of so many hits after the change, or more, at the rate of hits before it."""
+    # A quarter of a hit is added: that something was never seen in n values does not make it impossible.
+    rate = (np.count_nonzero(before) + 0.25) / (len(before) + 0.5)
+    m = len(after)
+    total = 0.0
+    for hits in range(np.count_nonzero(after), m + 1):
+        ways = lgamma(m + 1) - lgamma(hits + 1) - lgamma(m - hits + 1)
+        total += exp(ways + hits * log(rate) + (m - hits) * log1p(-rate))
+    return total
 
 
 def _stretches(values: FloatArray, length: int) -> tuple[float, float]:

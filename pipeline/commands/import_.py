@@ -6,10 +6,10 @@ import click
 
 from pipeline.commands.options import command as declare_command
 from pipeline.commands.options import examples, force_option, max_bytes_option, out_option, refuse_to_replace, size_text
-from pipeline.importers.straggler_analysis import read_trace
+from pipeline.importers.straggler_analysis import InvalidTrace, read_trace
 from pipeline.record import Record
 from pipeline.recording import Header, write_recording
-from pipeline.terminal import printable, progress
+from pipeline.terminal import Problem, printable, progress
 from schemas.codec import encode_events
 from schemas.topics import EVENTS, events_key
 
@@ -38,7 +38,10 @@ def straggler_analysis(parquet: Path, out: Path, *, force: bool, max_bytes: int 
     the job had. Nodes and GPUs are unknown in it, so each recorded rank stands for a node of its own.
     """
     refuse_to_replace(out, force=force)
-    trace = read_trace(parquet)
+    try:
+        trace = read_trace(parquet)
+    except InvalidTrace as error:
+        raise Problem(str(error)) from error
     for name, count in trace.ignored_operations.items():
         click.echo(f"left out: {count} operations of unknown kind {printable(name)!r}", err=True)
     header = Header(source=f"straggler-analysis {parquet.name}", topics=(EVENTS,))

@@ -7,7 +7,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from pipeline.importers.straggler_analysis import InvalidTrace
 from pipeline.recording import RecordingError
 from pipeline.subscription import SubscriptionError
 from pipeline.terminal import Problem
@@ -16,7 +15,7 @@ from pipeline.topics import BrokerUnreachable, TopicsMissing
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CLEAR_ERRORS = (BrokerUnreachable, InvalidTrace, RecordingError, SubscriptionError, TopicsMissing)
+CLEAR_ERRORS = (BrokerUnreachable, RecordingError, SubscriptionError, TopicsMissing)
 
 bootstrap_option = click.option(
     "--bootstrap",

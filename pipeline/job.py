@@ -47,6 +47,8 @@ class _Structure:
     stages: IntArray
     paths: Paths
     expected: IntArray
+    node: tuple[str, ...]
+    gpu: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -150,6 +152,8 @@ class Job:
                 self.topology.stages(),
                 Paths.of(self.topology),
                 self.topology.expected_reports(),
+                tuple(self.topology.node_by_rank),
+                tuple(self.topology.gpu_by_rank),
             )
         return self._structure
 
@@ -203,13 +207,13 @@ class Job:
 
     def _look_at_peers(self, structure: _Structure) -> Iterator[Alert]:
         """Ask whether a component has been slower than its equals for a while, whatever the past."""
-        now = self.history.n_frames
-        if now < self.params.window_frames:
+        now, stride = self.history.n_frames, self.params.peer_stride
+        if now < self.params.window_frames or now % stride:
             return
         span = Span(start=now - self.params.window_frames, stop=now)
         duration_s = float(np.median(self.history.durations(span.start, span.stop)))
         share = 1 - 1 / self.params.accused_slowdown
-        for suspect in self._suspects(span, structure, share * duration_s):
+        for suspect in self._suspects(span, structure, share * duration_s, links=now % (4 * stride) == 0):
             effect_s = min(suspect.excess_s, self._beyond_other_stages(suspect, span, structure))
             if effect_s < share * duration_s:
                 self.observer.counted("suspects_absorbed", 1)
@@ -238,10 +242,12 @@ class Job:
         good = np.flatnonzero(smooth < 0.5 * suspect.excess_s)
         return first + (int(good[-1]) + 1 if len(good) else 0)
 
-    def _suspects(self, span: Span, structure: _Structure, least_excess_s: float) -> list[Suspect]:
+    def _suspects(
+        self, span: Span, structure: _Structure, least_excess_s: float, *, links: bool = True
+    ) -> list[Suspect]:
         claimed = self.book.claimed()
         found = self._rank_search(structure).find(span, least_excess_s)
-        if self.sensors & (Sensor.GPU | Sensor.SPAN):
+        if links and self.sensors & (Sensor.GPU | Sensor.SPAN):
             found += LinkSearch(self.history, self.topology, structure.paths, self.params).find(span, least_excess_s)
         return sorted((s for s in found if not s.claims & claimed), key=lambda s: -s.excess_s)
 
@@ -309,8 +315,8 @@ class Job:
             iteration_s=duration_s,
             reference_s=reference[0] if reference else level_s,
             rank_slowdown=compute / usual,
-            node=tuple(self.topology.node_by_rank),
-            gpu=tuple(self.topology.gpu_by_rank),
+            node=structure.node,
+            gpu=structure.gpu,
             missing_ranks=frame.missing,
         )
 

@@ -9,6 +9,13 @@ DEAD_LETTERS = "failslow.dead-letters"
 
 DAY_MS = 24 * 3600 * 1000
 
+# Of one message on the wire, compressed; a node that has much to say sends several megabytes before compression.
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+
+# Every producer chooses partitions like this (librdkafka's name for what Java clients and aiokafka do): one key lands
+# on one partition, whoever sends it.
+PARTITIONER = "murmur2_random"
+
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:

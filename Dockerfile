@@ -24,6 +24,6 @@ COPY scenarios scenarios
 
 # The pipeline and simulated agents need no privilege. An agent that attaches probes on a real node is started with
 # `--user 0 --privileged --pid host`.
-RUN useradd --system --uid 10001 failslow
+RUN useradd --system --create-home --uid 10001 failslow
 USER failslow
 CMD ["failslow", "--help"]

@@ -75,7 +75,7 @@ class Physics:
     def __init__(self, placement: Placement, faults: Sequence[Fault], first_iteration: int) -> None:
         scenario = placement.scenario
         self.scenario = scenario
-        self._placement = placement
+        self.placement = placement
         self._first_iteration = first_iteration
         self._paths = Paths(placement)
         self._conditions = Conditions(self._paths, faults)
@@ -102,7 +102,7 @@ class Physics:
         return self._run(program, iteration, state, _EVALUATION, is_synchronised=True)
 
     def _run(self, program: Program, iteration: int, state: JobState, purpose: int, *, is_synchronised: bool) -> Pass:
-        random = np.random.default_rng([self.scenario.seed, purpose, self._placement.incarnation, iteration])
+        random = np.random.default_rng([self.scenario.seed, purpose, self.placement.incarnation, iteration])
         draws = Draws(self.scenario, self._paths, self._conditions.at(iteration), program, random)
         pace = self._pace(iteration) * draws.common
         stages = [
@@ -132,7 +132,7 @@ class Physics:
             end_s=float(max(gpu.max(), wait_end.max())),
             complete_s=float(min(gpu.min(), wait_end.min())),
             gc_pauses=[
-                (int(self._placement.rank[p, dp, tp]), start)
+                (int(self.placement.rank[p, dp, tp]), start)
                 for p, stage in enumerate(stages)
                 for dp, tp, start in stage.gc_pauses
             ],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from schemas.alerts import ComponentName, Kind, Severity
 from schemas.framing import Deframer
 
 _PIECE_BYTES = 1 << 16
@@ -26,12 +27,16 @@ class Simulated(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExpectedIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario makes right: the set of components to be named, from which iteration to which."""
+    """What a scenario makes right: which set of components is to be named, from which iteration to which."""
 
-    kind: str
-    candidates: tuple[str, ...]
-    onset: int
-    end: int | None = None
+    kind: Kind
+    candidates: frozenset[ComponentName]
+    onset_iteration: int
+    end_iteration: int | None  # None: the job ends first
+    onset_s: float  # when the first faulty iteration began, after the scenario's epoch
+    is_visible: bool  # whether anybody could see it and should say so
+    severity: Severity
+    slowdown_ratio: float
 
 
 def agent_command(*arguments: str) -> list[str]:

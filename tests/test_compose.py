@@ -12,6 +12,8 @@ import click
 import pytest
 import yaml
 
+from tests.integration import apache_kafka
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
@@ -167,3 +169,11 @@ def test_prometheus_is_of_the_major_version_that_the_tests_start(debian_tool: Ca
     assert native
     assert image
     assert native.group(1) == image.group(1)
+
+
+def test_the_broker_is_the_version_that_the_tests_start() -> None:
+    assert SERVICES["kafka"]["image"] == f"apache/kafka:{apache_kafka.VERSION}"
+
+
+def test_the_tests_start_the_broker_with_the_deployed_configuration() -> None:
+    assert apache_kafka.DEPLOYED.resolve() == KAFKA_PROPERTIES

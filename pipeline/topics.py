@@ -1,5 +1,6 @@
 """Declares the topics on a broker, and checks that they are there before anything is run."""
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from confluent_kafka.admin import (
 from schemas.topics import MAX_MESSAGE_BYTES, TOPICS, TopicSpec
 
 TIMEOUT_S = 15.0
+POLL_S = 0.05
 
 
 class BrokerUnreachable(RuntimeError):
@@ -40,13 +42,14 @@ def declare(bootstrap: str, topics: Iterable[TopicSpec] = TOPICS, *, replication
     for spec in wanted:
         if spec.name not in found:
             topic = NewTopic(spec.name, spec.partitions, replication, config=_config(spec))
-            _await(admin.create_topics([topic], operation_timeout=TIMEOUT_S), f"creating topic {spec.name}")
-            changes.append(f"created {spec.name} with {spec.partitions} partitions")
+            if _await(admin.create_topics([topic], operation_timeout=TIMEOUT_S), f"creating topic {spec.name}"):
+                changes.append(f"created {spec.name} with {spec.partitions} partitions")
         elif found[spec.name] < spec.partitions:
             growth = NewPartitions(spec.name, spec.partitions)
             _await(admin.create_partitions([growth], operation_timeout=TIMEOUT_S), f"growing topic {spec.name}")
             changes.append(f"grew {spec.name} from {found[spec.name]} to {spec.partitions} partitions")
     changes += _configure(admin, [spec for spec in wanted if spec.name in found])
+    _wait_until_known(bootstrap, admin, wanted)
     return changes
 
 
@@ -108,11 +111,24 @@ def _configure(admin: AdminClient, specs: list[TopicSpec]) -> list[str]:
     return changes
 
 
-def _await(futures: Mapping[Any, Any], doing: str) -> None:
+def _wait_until_known(bootstrap: str, admin: AdminClient, topics: list[TopicSpec]) -> None:
+    """Return when the broker's own metadata, which follow a change with a delay, show every topic."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        found = partition_counts(bootstrap, admin)
+        if all(found.get(spec.name, 0) >= spec.partitions for spec in topics):
+            return
+        time.sleep(POLL_S)
+    raise RuntimeError(f"{bootstrap} has accepted the topics, but does not show them after {TIMEOUT_S:g} s")
+
+
+def _await(futures: Mapping[Any, Any], doing: str) -> bool:
+    """Wait for the broker to have done it; returns whether it was this request that did."""
     for future in futures.values():
         try:
             future.result()
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                continue  # somebody else declared it meanwhile: the outcome that was wanted
+                return False  # somebody else declared it meanwhile: the outcome that was wanted
             raise RuntimeError(f"{doing} failed: {error.args[0].str()}") from error
+    return True

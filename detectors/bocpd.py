@@ -6,8 +6,9 @@ distribution (2007), 16-19. The treatment of spikes is ours, in the spirit of Ha
 
 For a hazard H and the run length r (values since the last change point, the newest included):
     P(r+1, x_1..t) = P(r, x_1..t-1) p(x_t | r) (1 - H);    P(0, x_1..t) = H sum_r P(r, x_1..t-1) p(x_t | r)
-with p(x | r) the Student t of 2 alpha degrees of freedom, centre mu and squared scale beta (kappa + 1) / (alpha kappa),
-    kappa' = kappa + 1, alpha' = alpha + 1/2, mu' = mu + (x - mu) / kappa', beta' = beta + kappa (x - mu)^2 / (2 kappa').
+with p(x | r) the Student t of 2 alpha degrees of freedom, centre mu, scale^2 beta (kappa + 1) / (alpha kappa), and
+    kappa' = kappa + 1,  alpha' = alpha + 1/2,
+    mu' = mu + (x - mu) / kappa',  beta' = beta + kappa (x - mu)^2 / (2 kappa')  with every value.
 Since beta'/beta = 1 + (x - mu)^2 kappa / (2 beta kappa'), that density is C(r) beta^alpha / beta'^(alpha + 1/2), where
 C depends on r alone: one logarithm and one exponential per cell.
 
@@ -184,7 +185,8 @@ class RunLengths:
         # A run as long as the series has no change point at its beginning.
         longest = np.minimum(self._short, self._values[rows] - 1)[:, None]
         mass = np.where((length > 0) & (length <= longest), self._mass[rows], -1.0)
-        return length[np.arange(len(rows)), mass.argmax(axis=1)].astype(np.int64)
+        likeliest: IntArray = length[np.arange(len(rows)), mass.argmax(axis=1)].astype(np.int64)
+        return likeliest
 
     def _advance_block(self, rows: Rows, x: FloatArray) -> None:
         # With a slice these are views, changed in place; with an index array copies, written back below.
@@ -217,7 +219,11 @@ class RunLengths:
         self.scale[rows] = np.sqrt(beta[likeliest] * self._spread.take(length[likeliest], mode="clip"))
         least = each, mass.argmin(axis=1)
         mass[least], length[least] = self._hazard, 0
-        mean[least], beta[least], evidence[least] = self._prior_mean[rows], self._prior_beta[rows], self._prior_evidence[rows]
+        mean[least], beta[least], evidence[least] = (
+            self._prior_mean[rows],
+            self._prior_beta[rows],
+            self._prior_evidence[rows],
+        )
         if not isinstance(rows, slice):
             self._mass[rows], self._mean[rows], self._beta[rows] = mass, mean, beta
             self._evidence[rows], self._length[rows] = evidence, length
@@ -236,7 +242,9 @@ def _check(
     if not 0 < hazard < 1:
         raise ValueError(f"hazard must lie between 0 and 1, both excluded: {hazard}")
     if not 1 <= short < run_lengths:
-        raise ValueError(f"short must be at least 1 and less than run_lengths: short={short}, run_lengths={run_lengths}")
+        raise ValueError(
+            f"short must be at least 1 and less than run_lengths: short={short}, run_lengths={run_lengths}"
+        )
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, both excluded: {threshold}")
     if warmup_frames < 3:

@@ -1,8 +1,8 @@
 """Have small excesses been adding up? The cumulative sum of what lies above a learnt reference.
 
-Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115; the last zero of the sum as the
-estimate of the change point, p. 109, and the choice of the slack as half the shift to be found, after G. V. Moustakides,
-Optimal stopping times for detecting changes in distributions, Annals of Statistics 14 (1986), 1379-1387.
+Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115; that no rule of the same false alarm
+rate is quicker for a shift of twice the slack, G. V. Moustakides, Optimal stopping times for detecting changes in
+distributions, Annals of Statistics 14 (1986), 1379-1387.
 
 z = (x - location) / scale, location and scale learnt from the first values (see `robust`);
 S' = max(0, S + min(z, clip) - slack);  score = S / threshold;  run length = frames since S was last zero.

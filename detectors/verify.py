@@ -1,23 +1,24 @@
 """Is the job really slower than it was, and by how much at least? Two stretches of times, compared with a bound.
 
-Source: the idea of verifying a change point before believing it, T. Wu et al., Greyhound: Hunting Fail-Slows in
-Hybrid-Parallel Training at Scale, USENIX ATC (2025), section 4; the standard error of a median, M. G. Kendall and
-A. Stuart, The Advanced Theory of Statistics vol. 1 (1977), 10.10; of a trimmed mean, P. J. Huber, Robust Statistics
-(1981), 3.3; the quantile of Student's t, M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
+Source: verifying a change point before believing it, T. Wu et al., Greyhound: Hunting Fail-Slows in Hybrid-Parallel
+Training at Scale, USENIX ATC (2025), section 4; the standard error of a median, M. G. Kendall and A. Stuart, The
+Advanced Theory of Statistics vol. 1 (1977), 10.10; of a trimmed mean, P. J. Huber, Robust Statistics (1981), 3.3; the
+quantile of Student's t, M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
 
 On logarithms: log ratio = location(after) - location(before), with
     location = midmean (mean of the middle half) of eight values or more, median of three to seven; of one or two values
         the least change that they both show, so that one spike confirms nothing;
     sigma = the larger of 1.4826 MAD and (90 % - 10 % quantile) / 2.563 of `before`: the second sees a job that
         alternates between two speeds, and neither sees spikes in one iteration of twenty;
-    standard error = sigma sqrt(inflation) sqrt(c(after)^2 / n_after + c(before)^2 / n_before), c = 1.093 for the midmean,
-        1.253 for the median, 1 for one or two values; inflation = (1 + rho) / (1 - rho), rho the lag-1 correlation of
-        `before`, clipped at three sigma and at [0, 0.9];
-    bounds = log ratio -+ t(confidence, n_before - 1) standard error. What has happened before proves nothing, so a bound
-        lies no further out than `after` stands clear of the highest (lowest) equally long stretch of `before`, and no
-        further out than 0 if chance alone, at the rate at which `before` has values beyond the location of `after`,
-        would put so many of `after` there with more probability than 1 - confidence (a sign test, free of any
-        distribution: it is what keeps two spikes in a row from confirming where spikes are frequent).
+    standard error = sigma sqrt(inflation) sqrt(c(after)^2 / n_after + c(before)^2 / n_before), c = 1.093 for the
+        midmean, 1.253 for the median; of one or two values sigma itself; inflation = (1 + rho) / (1 - rho), rho the
+        lag-1 correlation of `before`, with values clipped at three sigma and rho at [0, 0.9];
+    bounds = log ratio -+ t(confidence, n_before - 1) standard error. What has happened before proves nothing, so a
+        bound lies no further out than `after` stands clear of the highest (lowest) equally long stretch of `before`,
+        and no further out than 0 if chance alone, at the rate at which `before` has such values, would put so many of
+        `after` there with more probability than 1 - confidence. (Such values: more than half of the way out to
+        `after`, and beyond 3.3 sigma. This sign test, free of any distribution, keeps two spikes in a row from
+        confirming where spikes are frequent.)
 
 Blind to: a change that is already in `before`; a slow change, of which each `before` holds a part (compare with the
 reference of `cusum` then); correlation over longer than the stretches it is given.
@@ -73,7 +74,7 @@ class Reason(Enum):
     STILL_OPEN = "the least ratio lies between the bounds, and there is time to look further"
     NEVER_CLEAR = "the least ratio lies between the bounds after the last look"
     REFERENCE_SHORT = "too few values before the change to compare with"
-    AFTER_SHORT = "one value after the change may be a spike"
+    AFTER_SHORT = "so few values after the change may be a spike"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +114,19 @@ def shift(before: FloatArray, after: FloatArray, *, confidence: float = CONFIDEN
     return Shift(log_ratio, lower, upper, n, m)
 
 
-def confirm(found: Shift, least_ratio: float = 1.05) -> Decision:
+def confirm(found: Shift, least_ratio: float = 1.05, *, least_after: int = 2) -> Decision:
     """Decide whether a shift is at least `least_ratio`; ask again after each iteration until it is no longer undecided.
 
     A `least_ratio` below 1 asks whether times have fallen to that ratio, which verifies a recovery.
-    Needs 10 values before; the first of the looks that can confirm has 2 values after, the last has 30.
+    Needs 10 values before; the first of the looks that can decide has `least_after` values after, the last has 30.
+    Real jobs have slow spells of two or three iterations that are over before anybody could act: a larger
+    `least_after` leaves those alone, at the price of as many iterations of delay.
     """
     if not least_ratio > 0 or least_ratio == 1.0:
         raise ValueError(f"least_ratio must be above 0 and not 1, such as 1.05: {least_ratio}")
     if found.n_before < LEAST_BEFORE:
         return Decision(Outcome.UNDECIDED, Reason.REFERENCE_SHORT)
-    if found.n_after < 2:
+    if found.n_after < max(least_after, 2):
         return Decision(Outcome.UNDECIDED, Reason.AFTER_SHORT)
     least = log(least_ratio)
     near, far = (found.lower, found.upper) if least > 0 else (-found.upper, -found.lower)
@@ -146,7 +149,7 @@ def student_quantile(probability: float, degrees: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return sum(term / degrees**power for power, term in enumerate(terms))
+    return float(sum(term / degrees**power for power, term in enumerate(terms)))
 
 
 def _logs(times: FloatArray, name: str) -> FloatArray:
@@ -205,7 +208,7 @@ def _chance_of(before: BoolArray, after: BoolArray) -> float:
 
 
 def _stretches(values: FloatArray, length: int) -> tuple[float, float]:
-    """Return the lowest and highest location of any stretch of `length` values, or of a third of all if that is less."""
+    """Return the lowest and highest location of any stretch of `length` values, or a third of all if less."""
     length = min(length, len(values) // 3)
     windows = np.lib.stride_tricks.sliding_window_view(values, length)
     if length < 3:

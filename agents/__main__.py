@@ -147,7 +147,7 @@ def simulate(scenario_path: Path, *, shows_labels: bool) -> None:
 
 
 def _labels(scenario: Scenario) -> list[dict[str, Any]]:
-    """Return the right answers; `onset_s` is when the first faulty iteration began, after the scenario's epoch."""
+    """Return the right answers; `onset_s` and `end_s` are when those iterations began, after the scenario's epoch."""
     start_s = Cluster(scenario).truth().start_s
     return [
         {
@@ -156,6 +156,7 @@ def _labels(scenario: Scenario) -> list[dict[str, Any]]:
             "onset_iteration": answer.onset_iteration,
             "end_iteration": answer.end_iteration,
             "onset_s": float(start_s[answer.onset_iteration]),
+            "end_s": None if answer.end_iteration is None else float(start_s[answer.end_iteration]),
             "is_visible": answer.visible,
             "severity": answer.severity,
             "slowdown_ratio": answer.slowdown_ratio,

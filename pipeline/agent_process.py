@@ -34,6 +34,7 @@ class ExpectedIncident(msgspec.Struct, frozen=True, kw_only=True):
     onset_iteration: int
     end_iteration: int | None  # None: the job ends first
     onset_s: float  # when the first faulty iteration began, after the scenario's epoch
+    end_s: float | None  # when the first healthy one began again
     is_visible: bool  # whether anybody could see it and should say so
     severity: Severity
     slowdown_ratio: float

@@ -60,7 +60,7 @@ class Subscription:
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether every partition has been read to its end at least once."""
+        """Whether every partition has been read to where its end was when it was last looked at."""
         return not self._behind
 
     def poll(self) -> Iterator[Record]:
@@ -69,6 +69,7 @@ class Subscription:
             error = message.error()
             if error is None:
                 kind, time_ms = message.timestamp()
+                self._behind.add((message.topic(), message.partition()))
                 yield Record(
                     message.topic(),
                     message.partition(),

@@ -45,7 +45,7 @@ def component_text(name: ComponentName) -> str:
     """Return a component in the words of an operator: "GPU GPU-5a of node-3", "link node-1 - node-2"."""
     match name.type:
         case ComponentType.GPU:
-            said = f"GPU {name.gpu or '?'} of {name.node}"
+            said = f"{_gpu_text(name.gpu)} of {name.node}"
         case ComponentType.HOST:
             said = f"host {name.node}"
         case ComponentType.RANK:
@@ -144,6 +144,11 @@ def progress(items: Iterable[Item], *, doing: str, total: int | None = None) -> 
     finally:
         if is_shown:
             bar.stop()
+
+
+def _gpu_text(gpu: str) -> str:
+    """Return an index as "GPU 5", and of a UUID as much as tells the GPUs of a node apart."""
+    return gpu[:12] if gpu.startswith("GPU-") else f"GPU {gpu or '?'}"
 
 
 def _or_dash(number: int | None) -> str:

@@ -25,6 +25,8 @@ from schemas.topics import ALERTS, DEAD_LETTERS, EVENTS, ITERATIONS
 
 TOPICS = (EVENTS, ITERATIONS, ALERTS, DEAD_LETTERS)
 FLUSH_S = 1.0
+IDLE_S = 0.5  # after which a recorder that was asked to end has everything
+END_S_MAX = 5.0
 
 
 @declare_command(
@@ -74,8 +76,10 @@ def command(
 
 
 def _copy(subscription: Subscription, writer: RecordingWriter, until_idle: float | None, stopped: list[int]) -> None:
+    """Write what comes; once asked to end, what had come by then is still taken."""
     last_record_s = last_flush_s = time.monotonic()
-    while not stopped:
+    stopped_s = None
+    while True:
         n_records = 0
         for record in subscription.poll():
             writer.write(record)
@@ -86,7 +90,12 @@ def _copy(subscription: Subscription, writer: RecordingWriter, until_idle: float
         if now_s - last_flush_s >= FLUSH_S:
             writer.flush()
             last_flush_s = now_s
-        if until_idle is not None and subscription.has_caught_up and now_s - last_record_s >= until_idle:
+        if stopped and stopped_s is None:
+            stopped_s = now_s
+        idle_s = IDLE_S if stopped_s is not None else until_idle
+        if idle_s is not None and subscription.has_caught_up and now_s - last_record_s >= idle_s:
+            return
+        if stopped_s is not None and now_s - stopped_s >= END_S_MAX:
             return
 
 

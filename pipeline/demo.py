@@ -184,22 +184,31 @@ class Answer:
 def answers(
     expected: list[ExpectedIncident], arrivals: list[Arrival], epoch_ns: int
 ) -> tuple[list[Answer], list[Incident]]:
-    """Return an answer for each injected fault, and the incidents above info that nobody injected."""
-    left = incidents(arrival.alert for arrival in arrivals)
-    time_ns_by_alert = {(a.alert.fingerprint, a.alert.revision): a.time_ns for a in reversed(arrivals)}
+    """Return an answer for each injected fault, and the incidents above info that nobody injected.
+
+    An incident answers one fault: of those that name its set of components, the one whose onset is the nearest.
+    """
+    found = incidents(arrival.alert for arrival in arrivals)
+    time_ns_by_revision = {(a.alert.fingerprint, a.alert.revision): a.time_ns for a in reversed(arrivals)}
+    pairs = sorted(
+        (abs(incident.first.onset_iteration - fault.onset_iteration), number, place)
+        for number, fault in enumerate(expected)
+        for place, incident in enumerate(found)
+        if incident.last.kind == fault.kind and frozenset(incident.last.component.candidates) == fault.candidates
+    )
+    place_by_fault: dict[int, int] = {}
+    for _, number, place in pairs:
+        if number not in place_by_fault and place not in place_by_fault.values():
+            place_by_fault[number] = place
     given = []
-    for fault in expected:
-        right = [
-            incident
-            for incident in left
-            if incident.last.kind == fault.kind and frozenset(incident.last.component.candidates) == fault.candidates
-        ]
-        found = min(right, key=lambda i: abs(i.first.onset_iteration - fault.onset_iteration), default=None)
-        if found is None:
+    for number, fault in enumerate(expected):
+        if number not in place_by_fault:
             given.append(Answer(fault, None, None, None))
             continue
-        left.remove(found)
-        arrived_ns = time_ns_by_alert[found.first.fingerprint, found.first.revision]
+        first = found[place_by_fault[number]].first
+        arrived_ns = time_ns_by_revision[first.fingerprint, first.revision]
         delay_s = (arrived_ns - epoch_ns) / 1e9 - fault.onset_s
-        given.append(Answer(fault, found, found.first.detected_iteration - fault.onset_iteration, delay_s))
+        delay_iterations = first.detected_iteration - fault.onset_iteration
+        given.append(Answer(fault, found[place_by_fault[number]], delay_iterations, delay_s))
+    left = [incident for place, incident in enumerate(found) if place not in place_by_fault.values()]
     return given, [incident for incident in left if incident.is_above_info]

@@ -333,6 +333,35 @@ def test_a_replay_reports_garbage_and_goes_on(tmp_path: Path) -> None:
     assert "no incident" in result.stdout
 
 
-def test_the_commands_of_the_file_formats_are_those_of_json(tmp_path: Path) -> None:
-    schema = msgspec.json.decode(run("schema", "alert").output)
-    assert schema["$ref"] == "#/$defs/Alert"
+SCENARIO = """
+title = "a small job with a slow GPU"
+seed = 5
+iterations = 23
+layout = { tp = 1, pp = 1, dp = 4, gpus_per_node = 2 }
+faults = [{ kind = "slow_gpu", node = 1, gpu = 0, factor = 1.5, onset = 13 }]
+"""
+
+
+def test_a_simulated_recording_is_the_same_every_time_and_holds_no_answer(tmp_path: Path) -> None:
+    scenario = tmp_path / "small.toml"
+    scenario.write_text(SCENARIO)
+    first = run("simulate", str(scenario), "--out", str(tmp_path / "a.fsr"))
+    assert first.exit_code == 0
+    second = run("simulate", str(scenario), "--out", str(tmp_path / "b.fsr"), "--json-truth")
+    (truth,) = msgspec.json.decode(second.stdout)
+    assert (truth["kind"], truth["onset_iteration"]) == ("slow_gpu", 13)
+    assert (tmp_path / "a.fsr").read_bytes() == (tmp_path / "b.fsr").read_bytes()
+    recording = read_recording(tmp_path / "a.fsr")
+    assert {record.topic for record in recording} == {EVENTS}
+    assert recording.truncated is None
+    assert not any(b"slow" in record.value + record.key for record in recording)
+
+
+def test_a_scenario_that_cannot_be_simulated_is_one_clear_sentence_and_leaves_no_file(tmp_path: Path) -> None:
+    scenario = tmp_path / "wrong.toml"
+    scenario.write_text(SCENARIO + "mood = 'cheerful'\n")
+    result = run("simulate", str(scenario), "--out", str(tmp_path / "a.fsr"))
+    assert result.exit_code == 2
+    assert "mood" in result.output
+    assert len(result.output.splitlines()) == 1
+    assert not (tmp_path / "a.fsr").exists()

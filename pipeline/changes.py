@@ -30,7 +30,8 @@ class Change:
     before_s: float
     after_s: float
     ratio: float
-    reference_start: int
+    reference_start: int  # the frames before it, for comparison
+    reference_stop: int
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ class ChangeSearch:
                 after_s=float(np.median(after)),
                 ratio=slower.ratio,
                 reference_start=start,
+                reference_stop=onset,
             )
         if Outcome.UNDECIDED not in outcomes or history.n_frames - self._candidate > MOST_AFTER:
             self._candidate = None
@@ -129,6 +131,7 @@ class ChangeSearch:
             after_s=float(np.median(after)),
             ratio=found.ratio,
             reference_start=max(history.first, onset - self.params.reference_frames),
+            reference_stop=onset,
         )
 
     def _left_reference(self, history: History, reference: FloatArray, ratio: float) -> int:

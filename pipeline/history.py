@@ -96,6 +96,10 @@ class History:
         self._grow(n_series)
         return self._transfers[self.slots(start, stop), :n_series].astype(np.float64)
 
+    def iterations_held(self) -> IntArray:
+        """Return the iterations of all frames that are held, oldest first."""
+        return self.iterations[self.slots(self.first, self.n_frames)]
+
     def iteration_at(self, number: int) -> int:
         """Return the iteration of a frame that is still held (the oldest one's, where it is not)."""
         return int(self.iterations[min(max(number, self.first), self.n_frames - 1) % self.capacity])

@@ -30,8 +30,8 @@ from schemas.alerts import (
 
 _FLAP_FRAMES = 60  # coming back within so many frames of its resolution is flapping
 _LONGEST_HOLD = 80
-_RESTATE_CHANGE = 0.3
-_RESTATE_GAP = 10
+_RESTATE_CHANGE = 0.33
+WORKLOAD = (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +83,19 @@ class IncidentBook:
     open: dict[str, Incident] = field(default_factory=dict)
     _resolved_frame: dict[str, int] = field(default_factory=dict)
 
-    def claimed(self) -> frozenset[object]:
+    def claimed(self) -> frozenset[tuple[str, int]]:
         """Return what open incidents explain already."""
-        return frozenset().union(*(i.suspect.claims for i in self.open.values()))
+        return frozenset().union(*(i.suspect.claims for i in self.open.values() if i.severity is not Severity.INFO))
+
+    def underestimated(self) -> list[Incident]:
+        """Return incidents that began as information about the job and have grown enough to accuse their suspect."""
+        return [
+            i
+            for i in self.open.values()
+            if i.kind is Kind.SLOW_JOB
+            and i.suspect.kind is not Kind.SLOW_JOB
+            and i.slowdown >= self.params.accused_slowdown
+        ]
 
     def start(
         self,
@@ -100,9 +110,9 @@ class IncidentBook:
     ) -> Iterator[Alert]:
         """Open an incident, unless the same one is open; one below the accusing bound is information about the job."""
         slowdown = 1.0 + suspect.excess_s / reference_s
-        severity = self._severity(slowdown)
+        severity = self._severity(suspect.kind, slowdown)
         kind, component = suspect.kind, suspect.component
-        if severity is Severity.INFO and kind not in (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE):
+        if severity is Severity.INFO and kind not in WORKLOAD:
             kind, component = Kind.SLOW_JOB, whole_job()
         name = fingerprint(self.identity.job_id, kind, component)
         if name in self.open:
@@ -141,8 +151,8 @@ class IncidentBook:
         self.holds[name] = hold
         return hold
 
-    def _severity(self, slowdown: float) -> Severity:
-        if slowdown < self.params.accused_slowdown:
+    def _severity(self, kind: Kind, slowdown: float) -> Severity:
+        if kind in WORKLOAD or slowdown < self.params.accused_slowdown:
             return Severity.INFO
         return Severity.CRITICAL if slowdown >= self.params.critical_slowdown else Severity.WARNING
 
@@ -163,7 +173,7 @@ class IncidentBook:
         if incident.unseen >= self.params.lost_sight_frames:
             yield self._resolve(incident, history, Resolution.LOST_SIGHT, history.iteration_at(now - 1))
             return
-        recovered = self._recovered_at(incident, history)
+        recovered = None if incident.kind in WORKLOAD else self._recovered_at(incident, history)
         if recovered is not None:
             yield self._resolve(incident, history, Resolution.RECOVERED, recovered)
             return
@@ -188,23 +198,23 @@ class IncidentBook:
         return history.iteration_at(now - len(earlier) + int(good))
 
     def _restatement_due(self, incident: Incident, history: History) -> bool:
+        """Bring the incident's size up to date and say whether that is worth another revision."""
         now = history.n_frames
-        recent = incident.suspect.watch.excess(history, now - self.params.window_frames, now)
-        level = float(quiet_median(recent[:, None])[0])
-        if not np.isfinite(level):
-            return False
         waited = now - incident.restated_frame
-        change = abs(level - incident.restated_excess_s)
-        if level > 0 and change > _RESTATE_CHANGE * incident.restated_excess_s and waited >= _RESTATE_GAP:
-            pass
-        elif waited < self.params.update_frames:
+        if waited < self.params.restate_frames:
             return False
+        recent = incident.suspect.watch.excess(history, now - self.params.restate_frames, now)
+        level = float(quiet_median(recent[:, None])[0])
         if level > 0.5 * incident.excess_s:
             incident.excess_s = level
+        change = abs(incident.excess_s - incident.restated_excess_s)
+        is_same = incident.kind in WORKLOAD or change <= _RESTATE_CHANGE * incident.restated_excess_s
+        if is_same and waited < self.params.update_frames:
+            return False
         incident.restated_frame, incident.restated_excess_s = now, incident.excess_s
-        if incident.severity is not Severity.INFO:
-            worse = self._severity(incident.slowdown)
-            incident.severity = Severity.CRITICAL if worse is Severity.CRITICAL else Severity.WARNING
+        grown = self._severity(incident.suspect.kind, incident.slowdown)
+        if incident.kind is incident.suspect.kind and grown is not Severity.INFO:
+            incident.severity = grown
         return True
 
     def end(self, history: History, resolution: Resolution, kinds: frozenset[Kind] | None = None) -> Iterator[Alert]:

@@ -5,7 +5,7 @@ to a job slow from the start, the second to everybody slowing down at once.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from pipeline.frames import Frame, FrameAssembler, Lateness, Signal
 from pipeline.groups import Groups
 from pipeline.history import History
 from pipeline.imbalance import find_imbalance
-from pipeline.incidents import IncidentBook, JobIdentity, whole_job
+from pipeline.incidents import WORKLOAD, IncidentBook, JobIdentity, whole_job
 from pipeline.judge_params import JudgeParams
 from pipeline.links import LinkSearch, Paths
 from pipeline.observer import FrameSummary, Observer
 from pipeline.suspects import RankSearch, Span, Suspect
 from pipeline.topology import Topology
-from pipeline.watch import JobWatch
+from pipeline.watch import JobWatch, ScaledWatch
 from schemas.alerts import Alert, Evidence, Kind, Resolution
 from schemas.events import Sensor, ThrottleReason
 from schemas.iterations import IterationBatch, Quality
@@ -34,7 +34,7 @@ _SLOWING = int(
     | ThrottleReason.HW_THERMAL_SLOWDOWN
     | ThrottleReason.HW_POWER_BRAKE_SLOWDOWN
 )
-_WORKLOAD = (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
+_BALANCED_LOOKS = 3
 _RARE_SHARE = 0.25  # a throttle reason that more of the GPUs show is how this fleet runs
 
 
@@ -81,6 +81,8 @@ class Job:
     first_iteration: int | None = None
     _structure: _Structure | None = None
     _inquiry: _Inquiry | None = None
+    _last_change: Change | None = None
+    _balanced: int = 0  # looks in succession that found no imbalance
     _throttle: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,18 +132,34 @@ class Job:
         self.history.push(frame, duration_s, frame.transfers(structure.expected), usable)
         self._throttle = frame.throttle.astype(np.int64)
         change = self.changes.update(self.history, disturbed=bool(self._accusing()))
-        yield from self.book.follow(self.history)
+        for alert in self.book.follow(self.history):
+            yield alert
+            self._doubt(alert)
         if change is not None and change.ratio > 1:
             yield from self._inquire(change, structure)
         elif self._inquiry is not None:
             yield from self._continue_inquiry(structure)
         else:
             yield from self._look_at_peers(structure)
+        yield from self._reconsider()
         yield from self._look_at_balance(structure)
         self.observer.frame_judged(self._summary(frame, duration_s, usable, structure))
 
+    def _doubt(self, alert: Alert) -> None:
+        """Look for another culprit, where one has recovered and its job is as slow as before."""
+        if alert.resolution is not Resolution.RECOVERED or self._accusing() or self._inquiry is not None:
+            return
+        change, now = self._last_change, self.history.n_frames
+        if change is None:
+            return
+        onset = now - self.params.hold_frames
+        recent_s = float(np.median(self.history.durations(onset, now)))
+        if recent_s >= (1 + 0.5 * (change.ratio - 1)) * change.before_s:
+            again = replace(change, onset=onset, after_s=recent_s)
+            self._inquiry = _Inquiry(again, now + self.params.inquiry_frames)
+
     def _accusing(self) -> list[str]:
-        return [name for name, incident in self.book.open.items() if incident.kind not in _WORKLOAD]
+        return [name for name, incident in self.book.open.items() if incident.kind not in WORKLOAD]
 
     def _current_structure(self) -> _Structure:
         if self._structure is None or self._structure.version != self.topology.version:
@@ -158,8 +176,23 @@ class Job:
         return self._structure
 
     def _inquire(self, change: Change, structure: _Structure) -> Iterator[Alert]:
+        if self._is_explained(change):
+            return
+        self._last_change = change
         self._inquiry = _Inquiry(change, self.history.n_frames + self.params.inquiry_frames)
         yield from self._continue_inquiry(structure)
+
+    def _is_explained(self, change: Change) -> bool:
+        """Whether an open incident grew by as much: one that comes and goes is no news."""
+        now, gained_s = self.history.n_frames, change.after_s - change.before_s
+        grown_s = 0.0
+        for name in self._accusing():
+            watch = self.book.open[name].suspect.watch
+            before = watch.excess(self.history, max(change.reference_start, change.onset - 8), change.onset)
+            after = watch.excess(self.history, change.onset, now)
+            if np.isfinite(before).any() and np.isfinite(after).any():
+                grown_s += float(np.nanmedian(after) - np.nanmedian(before))
+        return grown_s >= 0.5 * gained_s
 
     def _continue_inquiry(self, structure: _Structure) -> Iterator[Alert]:
         """Look for the component of a verified slowdown; say "the job" once there has been time enough to see more."""
@@ -171,7 +204,7 @@ class Job:
             start=max(change.onset, now - 2 * self.params.window_frames),
             stop=now,
             reference_start=change.reference_start,
-            reference_stop=change.onset,
+            reference_stop=change.reference_stop,
         )
         least_s = max(self.params.explained_share * gained_s, 0.5 * (self.params.least_slowdown - 1) * change.before_s)
         suspects = self._suspects(span, structure, least_s)
@@ -184,7 +217,9 @@ class Job:
                 self._slow_job(change, gained_s, watch)
             ]
         for suspect in suspects:
-            yield from self._open(suspect, change.onset, self.history.iteration_at(change.onset), change.before_s, 0.99)
+            felt = _felt(suspect, gained_s)
+            onset_iteration = self.history.iteration_at(change.onset)
+            yield from self._open(felt, change.onset, onset_iteration, change.before_s, 0.99)
 
     def _slow_job(self, change: Change, gained_s: float, watch: JobWatch) -> Suspect:
         unseen = self.topology.node_by_rank.count("")
@@ -205,6 +240,13 @@ class Job:
             evidence=tuple(evidence),
         )
 
+    def _reconsider(self) -> Iterator[Alert]:
+        """Accuse the suspect of an incident that was too small to accuse anybody when it began."""
+        for incident in self.book.underestimated():
+            onset = int(np.searchsorted(self.history.iterations_held(), incident.onset_iteration)) + self.history.first
+            suspect = replace(incident.suspect, excess_s=incident.excess_s)
+            yield from self._open(suspect, onset, incident.onset_iteration, incident.reference_s, 0.99)
+
     def _look_at_peers(self, structure: _Structure) -> Iterator[Alert]:
         """Ask whether a component has been slower than its equals for a while, whatever the past."""
         now, stride = self.history.n_frames, self.params.peer_stride
@@ -222,16 +264,16 @@ class Job:
             from_start = onset <= self.history.first and self.history.first == 0
             iteration = self.first_iteration if from_start else self.history.iteration_at(onset)
             assert iteration is not None
-            yield from self._open(suspect, onset, iteration, duration_s - effect_s, 0.95)
+            yield from self._open(_felt(suspect, effect_s), onset, iteration, duration_s - effect_s, 0.95)
 
     def _beyond_other_stages(self, suspect: Suspect, span: Span, structure: _Structure) -> float:
         """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
-        ranks = np.array([claim[1] for claim in suspect.claims if isinstance(claim, tuple) and claim[0] == "rank"])
+        ranks = np.array([number for what, number in suspect.claims if what == "rank"])
         compute = self.history.compute(span.start, span.stop)
         if suspect.kind is Kind.SLOW_LINK or len(ranks) == 0 or not np.isfinite(compute).any():
             return suspect.excess_s
         by_group = np.nanmedian(_or_zero(structure.groups.lower_median(compute)), axis=0)
-        own = float(np.nanmax(np.median(compute[:, ranks], axis=0)))
+        own = float(np.median(np.max(_or_zero(compute[:, ranks]), axis=1)))  # of ranks in turns, the last one counts
         return max(own - float(by_group.max(initial=0.0)), 0.0)
 
     def _since(self, suspect: Suspect, now: int) -> int:
@@ -264,7 +306,7 @@ class Job:
             slowdown = 1 + suspect.excess_s / reference_s
             if slowdown >= self.params.accused_slowdown:
                 yield from self.book.end(self.history, Resolution.SUPERSEDED, frozenset({Kind.SLOW_JOB}))
-        ranks = [claim[1] for claim in suspect.claims if isinstance(claim, tuple) and claim[0] == "rank"]
+        ranks = [number for what, number in suspect.claims if what == "rank"]
         throttle = int(np.bitwise_or.reduce(self._throttle[ranks])) if ranks else 0
         yield from self.book.start(
             suspect,
@@ -277,17 +319,21 @@ class Job:
         )
 
     def _look_at_balance(self, structure: _Structure) -> Iterator[Alert]:
-        if self.history.n_frames % self.params.imbalance_frames or self._accusing():
+        now = self.history.n_frames
+        if now % self.params.imbalance_frames or self._accusing():
             return
-        found = find_imbalance(self.history, structure.groups, structure.stages, self.params, self.history.n_frames)
+        found = find_imbalance(self.history, structure.groups, structure.stages, self.params, now)
+        self._balanced = 0 if found else self._balanced + 1
         if found is None:
+            if self._balanced >= _BALANCED_LOOKS:
+                yield from self.book.end(self.history, Resolution.RECOVERED, frozenset(WORKLOAD))
             return
-        duration_s = float(np.median(self.history.durations(self.history.n_frames - 24, self.history.n_frames)))
+        duration_s = float(np.median(self.history.durations(now - self.params.imbalance_frames, now)))
         yield from self._open(
             Suspect(
                 kind=found.kind,
                 component=found.component,
-                excess_s=min(found.excess_s, 0.09 * duration_s),
+                excess_s=found.excess_s,
                 z=self.params.least_z,
                 watch=JobWatch(duration_s - found.excess_s),
                 sources=(found.evidence.source,),
@@ -304,7 +350,7 @@ class Job:
         if not np.isfinite(compute).any():
             compute = np.where(usable, frame.signal(Signal.DURATION) - frame.signal(Signal.HOST_WAIT), np.nan)
         usual = structure.groups.to_ranks(structure.groups.lower_median(compute))
-        reference = [i.reference_s for i in self.book.open.values() if i.kind not in _WORKLOAD]
+        reference = [i.reference_s for i in self.book.open.values() if i.kind not in WORKLOAD]
         start = max(self.changes.level_start, self.history.n_frames - self.params.reference_frames)
         level_s = float(np.median(self.history.durations(start, self.history.n_frames)))
         return FrameSummary(
@@ -319,6 +365,14 @@ class Job:
             gpu=structure.gpu,
             missing_ranks=frame.missing,
         )
+
+
+def _felt(suspect: Suspect, effect_s: float) -> Suspect:
+    """Return the suspect with no more excess than the job feels."""
+    if suspect.excess_s <= effect_s:
+        return suspect
+    watch = ScaledWatch(suspect.watch, effect_s / suspect.excess_s)
+    return replace(suspect, excess_s=effect_s, watch=watch)
 
 
 def _rarely_throttled(reasons: IntArray) -> BoolArray:

@@ -17,9 +17,10 @@ class JudgeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     least_z: float = 5.0  # 10,000 ranks are compared at once
     least_link_ratio: float = 1.3  # of transfer time: single transfers vary by 30 % in healthy networks
     explained_share: float = 0.25  # of a slowdown that a component has to explain to be named
-    hold_frames: int = 5  # of good frames before an incident is resolved; doubles when it flaps
+    hold_frames: int = 10  # of good frames before an incident is resolved; doubles when it flaps
     lost_sight_frames: int = 10
     update_frames: int = 100  # an incident that lasts is restated this often, for its cost
+    restate_frames: int = 25  # or this often, where its size has changed by a third
     imbalance_frames: int = 24  # seen before a job's own imbalance is told
     stage_imbalance_ratio: float = 1.25
     data_imbalance_ratio: float = 1.10

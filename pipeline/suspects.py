@@ -5,7 +5,7 @@ computation (iteration less communication) or its host's own time (iteration les
 compared with the peers, and with what was usual between them before, where that is known.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Suspect:
     watch: Watch
     sources: tuple[str, ...]
     evidence: tuple[Evidence, ...]
-    claims: frozenset[object] = frozenset()  # what it explains: ranks, or transfer series
+    claims: frozenset[tuple[str, int]] = frozenset()  # what it explains: ranks, or transfer series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +114,54 @@ class RankSearch:
         """Return suspects that add at least `least_excess_s` to an iteration, the worst first."""
         compute = self._excess(self.history.compute, span)
         host = self._excess(self.history.host, span)
-        seen = np.isfinite(compute.seconds)
-        if seen.any():
-            slow = self._significant(compute, least_excess_s) & self._persistent(compute, span, of_host=False)
-            by_host = slow & (host.seconds >= 0.5 * compute.seconds)
-            suspects = self._hosts(np.flatnonzero(by_host), compute, span, host)
-            suspects += self._gpus(np.flatnonzero(slow & ~by_host), compute, span, host)
-        else:
-            duration_s = float(np.nanmedian(self.history.durations(span.start, span.stop)))
-            bound = host.level >= _HOST_BOUND * duration_s
-            slow = self._significant(host, least_excess_s) & bound
-            slow &= self._persistent(host, span, of_host=True)
-            suspects = self._hosts(np.flatnonzero(slow), host, span, host)
+        suspects = self._busy_hosts(host, span, least_excess_s)
+        taken = np.zeros(len(self.throttled), bool)
+        taken[[rank for s in suspects for _, rank in s.claims]] = True
+        if np.isfinite(compute.seconds).any():
+            slow = self._significant(compute, least_excess_s) & self._persistent(compute, span, of_host=False) & ~taken
+            found = self._gpus(np.flatnonzero(slow), compute, span, host)
+            taken[[rank for s in found for _, rank in s.claims]] = True
+            suspects += found + self._nodes_in_turns(compute, span, least_excess_s, taken)
         return sorted(suspects, key=lambda s: -s.excess_s)
+
+    def _busy_hosts(self, host: Excess, span: Span, least_excess_s: float) -> list[Suspect]:
+        """Return nodes whose hosts wait least for their GPUs, and so little that they hold them up."""
+        duration_s = float(np.nanmedian(self.history.durations(span.start, span.stop)))
+        with np.errstate(invalid="ignore"):
+            slow = self._significant(host, least_excess_s) & (host.level >= _HOST_BOUND * duration_s)
+        slow &= self._persistent(host, span, of_host=True)
+        by_node: dict[str, list[int]] = {}
+        for rank in np.flatnonzero(slow).tolist():
+            by_node.setdefault(self.topology.node_by_rank[rank], []).append(rank)
+        return [
+            self._host(node, np.array(ranks), host, span, self._watch(np.array(ranks), host, of_host=True), ("sync",))
+            for node, ranks in by_node.items()
+        ]
+
+    def _nodes_in_turns(self, compute: Excess, span: Span, least_excess_s: float, taken: BoolArray) -> list[Suspect]:
+        """Return nodes of which one rank or another is late in nearly every iteration: the host they have in common."""
+        suspects = []
+        spread: list[float] = []
+        found: list[tuple[str, IntArray, RankWatch, float]] = []
+        for node in sorted(set(self.topology.node_by_rank) - {""}):
+            ranks = np.array([r for r in self._ranks_of(node) if np.isfinite(compute.seconds[r])])
+            if len(ranks) < 2 or taken[ranks].any():
+                continue
+            watch = replace(self._watch(ranks, compute, of_host=False), by_worst=True)
+            excess = watch.excess(self.history, span.start, span.stop)
+            level = float(np.quantile(excess[np.isfinite(excess)], 0.25)) if np.isfinite(excess).any() else 0.0
+            spread.append(level)
+            found.append((node, ranks, watch, level))
+        if len(found) < _FEWEST_PEERS:
+            return []
+        usual = float(np.median(spread))
+        noise = 1.4826 * float(np.median(np.abs(np.array(spread) - usual))) + float(np.nanmedian(compute.error))
+        for node, ranks, watch, level in found:
+            z = (level - usual) / noise
+            if level - usual >= least_excess_s and z >= self.params.least_z:
+                suspect = self._host(node, ranks, compute, span, watch, (self.compute_source,))
+                suspects.append(replace(suspect, excess_s=level - usual, z=z))
+        return suspects
 
     def _excess(self, read: "object", span: Span) -> Excess:
         values = read(span.start, span.stop)  # type: ignore[operator]
@@ -151,25 +186,13 @@ class RankSearch:
         peers = self.groups.members[self.groups.of_rank[ranks]] if by_peers else np.empty((len(ranks), 0), np.int64)
         return RankWatch(ranks, peers, excess.usual[ranks], of_host)
 
-    def _hosts(self, ranks: IntArray, excess: Excess, span: Span, host: Excess) -> list[Suspect]:
-        suspects = []
-        by_node: dict[str, list[int]] = {}
-        for rank in ranks.tolist():
-            by_node.setdefault(self.topology.node_by_rank[rank], []).append(rank)
-        for node, members in by_node.items():
-            of = np.array(members)
-            of_host = excess is host
-            sources = ("sync",) if of_host else (self.compute_source, "sync")
-            suspects.append(self._host(node, of, excess, span, self._watch(of, excess, of_host=of_host), sources))
-        return suspects
-
     def _host(
         self, node: str, ranks: IntArray, excess: Excess, span: Span, watch: Watch, sources: tuple[str, ...]
     ) -> Suspect:
         name = ComponentName(type=ComponentType.HOST, node=node)
         worst = ranks[np.argmax(excess.seconds[ranks])]
         queue = self._queue(span)
-        evidence = [self._compute_evidence(int(worst), excess, "host busy" if sources == ("sync",) else "computation")]
+        evidence = [self._compute_evidence(int(worst), excess, "host time" if sources == ("sync",) else "computation")]
         if np.isfinite(queue[worst]):
             evidence.append(Evidence(what="run-queue delay", value=float(queue[worst]), unit="s/s", source="host"))
             sources = (*sources, "host")
@@ -231,7 +254,7 @@ class RankSearch:
 
     def _compute_evidence(self, rank: int, excess: Excess, what: str) -> Evidence:
         level = float(excess.level[rank])
-        source = "sync" if what == "host busy" else self.compute_source
+        source = "sync" if what == "host time" else self.compute_source
         return Evidence(
             what=f"{what} of rank {rank} per iteration",
             value=level,

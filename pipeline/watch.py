@@ -29,9 +29,10 @@ class RankWatch:
     peers: IntArray
     usual: FloatArray
     of_host: bool
+    by_worst: bool = False  # of ranks that take turns at being the last
 
     def excess(self, history: History, start: int, stop: int) -> FloatArray:
-        """Return the median over the ranks."""
+        """Return the median over the ranks, or the worst of them."""
         values = (history.host if self.of_host else history.compute)(start, stop)
         own = values[:, self.ranks] - self.usual
         if self.peers.shape[1]:
@@ -39,6 +40,9 @@ class RankWatch:
             known = np.count_nonzero(np.isfinite(others), axis=-1)
             middle = np.maximum(known - 1, 0) // 2
             own = own - np.take_along_axis(others, middle[..., None], axis=-1)[..., 0]
+        if self.by_worst:
+            seen = np.isfinite(own)
+            return np.where(seen.any(axis=1), np.where(seen, own, -np.inf).max(axis=1), np.nan)
         return quiet_median(own.T)
 
 
@@ -70,3 +74,15 @@ class JobWatch:
     def excess(self, history: History, start: int, stop: int) -> FloatArray:
         """Return the iteration time beyond the reference."""
         return history.durations(start, stop) - self.reference_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledWatch:
+    """A watch whose excess is only in part felt by the job: a host has slack before it holds up its GPU."""
+
+    watch: Watch
+    factor: float
+
+    def excess(self, history: History, start: int, stop: int) -> FloatArray:
+        """Return the part that is felt."""
+        return self.factor * self.watch.excess(history, start, stop)

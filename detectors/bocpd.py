@@ -24,12 +24,14 @@ is learnt. Reports recoveries as well as slowdowns: the caller compares the leve
 from math import lgamma, pi
 
 import numpy as np
+import numpy.typing as npt
 
-from detectors.detector import BoolArray, FloatArray, IntArray, Verdict, checked
+from detectors.detector import AnyArray, BoolArray, FloatArray, IntArray, Verdict, checked
 from detectors.robust import location_and_scale
 
 _BLOCK = 128  # rows whose working set stays in the second-level cache
-_MAX_RUN = 2048  # beyond it a run forgets: its statistics weigh as many values as this
+_MAX_RUN = 2048  # a longer run weighs as many values as this, and forgets the oldest
+
 
 Rows = slice | IntArray
 
@@ -43,7 +45,7 @@ class Bocpd:
     short: run lengths up to this, in frames, are a recent change.
     threshold: posterior mass of short run lengths that is an alarm.
     warmup_frames: values of a series from which its level and scale are learnt.
-    scale_floor: least scale, in log units, that a series is believed to have.
+    scale_floor: least scale, in log units, that a series or a new run begins with, and that a spike is measured in.
     spike_sigmas: a value further than this from the current run, in its predictive standard deviations, is held back
         until the next: it enters as it is if that lies out on the same side, else pulled in to this distance.
         Infinity lets every value in at once.
@@ -58,11 +60,11 @@ class Bocpd:
         *,
         hazard: float = 1 / 250,
         run_lengths: int = 32,
-        short: int = 10,
+        short: int = 20,
         threshold: float = 0.9,
         warmup_frames: int = 10,
         scale_floor: float = 1e-3,
-        spike_sigmas: float = 4.0,
+        spike_sigmas: float = 3.5,
         mean_weight: float = 0.01,
     ) -> None:
         _check(hazard, run_lengths, short, threshold, warmup_frames, scale_floor, spike_sigmas, mean_weight)
@@ -103,7 +105,7 @@ class Bocpd:
         if not len(rows):
             return
         runs, x = self._runs, values[rows]
-        limit = self.spike_sigmas * runs.scale[rows]
+        limit = self.spike_sigmas * np.maximum(runs.scale[rows], self.scale_floor)
         distance = x - runs.location[rows]
         side = np.sign(distance).astype(np.int8) * (np.abs(distance) > limit)
         held = self._held[rows]
@@ -150,13 +152,23 @@ class RunLengths:
         self._gain = 1 / (kappa + 1)
         self._spread = (kappa + 1) / (kappa * alpha)
         shape = (n_series, kept)
-        self._mass, self._mean, self._beta = np.zeros(shape), np.empty(shape), np.empty(shape)
-        self._evidence = np.empty(shape)  # alpha log beta
+        self._mass, self._mean, self._beta = np.zeros(shape), np.zeros(shape), np.ones(shape)
+        self._evidence = np.zeros(shape)  # alpha log beta
         self._length = np.zeros(shape, np.int32)
-        self._values = np.zeros(n_series, np.int32)
+        self._values = np.zeros(n_series, np.int64)
+        self._prior_mean, self._prior_beta, self._prior_evidence = (
+            np.zeros(n_series),
+            np.ones(n_series),
+            np.zeros(n_series),
+        )
+        self.location, self.scale, self.short_mass = np.zeros(n_series), np.ones(n_series), np.zeros(n_series)
         self._scratch = np.empty((2, _BLOCK, kept))
-        self._prior_mean, self._prior_beta, self._prior_evidence = (np.empty(n_series) for _ in range(3))
-        self.location, self.scale, self.short_mass = np.empty(n_series), np.empty(n_series), np.zeros(n_series)
+
+    @property
+    def _state(self) -> tuple[AnyArray, ...]:
+        """All that a value changes."""
+        cells = self._mass, self._mean, self._beta, self._evidence, self._length
+        return *cells, self._values, self.location, self.scale, self.short_mass
 
     def begin(self, rows: IntArray, location: FloatArray, scale: FloatArray) -> None:
         """Start the series `rows` with a run of no values around the given level."""
@@ -170,14 +182,29 @@ class RunLengths:
 
     def advance(self, rows: IntArray, x: FloatArray) -> None:
         """Take in one value of each of the series `rows` (ascending)."""
-        first, last = 0, 0
+        last = 0
         for begin in range(0, len(self.location), _BLOCK):
-            end = min(begin + _BLOCK, len(self.location))
-            first, last = last, int(np.searchsorted(rows, end))
-            if last - first == end - begin:
-                self._advance_block(slice(begin, end), x[first:last])
-            elif last > first:
-                self._advance_block(rows[first:last], x[first:last])
+            block = slice(begin, min(begin + _BLOCK, len(self.location)))
+            first, last = last, int(np.searchsorted(rows, block.stop))
+            if last > first:
+                self._advance_some(block, rows[first:last] - begin, x[first:last])
+
+    def _advance_some(self, block: slice, rows: IntArray, x: FloatArray) -> None:
+        """Take in the values of some rows of a block, counted from its beginning."""
+        size = block.stop - block.start
+        if 2 * len(rows) < size:
+            self._advance_block(rows + block.start, x)
+            return
+        # Cheaper than picking most rows out: let all rows advance in place, and put the others back.
+        values = self.location[block].copy()
+        values[rows] = x
+        left_out = np.ones(size, np.bool_)
+        left_out[rows] = False
+        others = np.flatnonzero(left_out) + block.start
+        before = [array[others] for array in self._state]
+        self._advance_block(block, values)
+        for array, content in zip(self._state, before, strict=True):
+            array[others] = content
 
     def likeliest_short(self, rows: IntArray) -> IntArray:
         """Return (len(rows),) the run length of most mass among the short ones."""
@@ -189,44 +216,49 @@ class RunLengths:
         return likeliest
 
     def _advance_block(self, rows: Rows, x: FloatArray) -> None:
-        # With a slice these are views, changed in place; with an index array copies, written back below.
+        # With a slice these are views, changed in place; with an index array copies, written back at the end.
         mass, mean, beta = self._mass[rows], self._mean[rows], self._beta[rows]
         evidence, length = self._evidence[rows], self._length[rows]
         first, second = self._scratch[0, : len(x)], self._scratch[1, : len(x)]
 
         deviation = np.subtract(x[:, None], mean, out=first)
         squared = np.multiply(deviation, deviation, out=second)
-        squared *= self._growth.take(length, mode="clip")
+        squared *= self._growth.take(length)
         beta += squared
-        deviation *= self._gain.take(length, mode="clip")
+        deviation *= self._gain.take(length)
         mean += deviation
-        log_density = np.add(evidence, self._constant.take(length, mode="clip"), out=first)
+        log_density = np.add(evidence, self._constant.take(length), out=first)
         length += 1
         np.log(beta, out=evidence)
-        evidence *= self._alpha.take(length, mode="clip")
+        evidence *= self._alpha.take(length)
         log_density -= evidence
         # Cannot vanish altogether: the run of length 0 predicts with heavy tails, and always has the hazard's mass.
         mass *= np.exp(log_density, out=first)
         mass *= ((1 - self._hazard) / np.add.reduce(mass, axis=1))[:, None]
 
-        values = self._values[rows] + 1
-        self._values[rows] = values
-        is_short = length <= np.minimum(self._short, values - 1)[:, None]
+        self._values[rows] += 1
+        if self._values[rows].max() >= _MAX_RUN - 1:
+            self._forget(beta, evidence, length)
+        is_short = length <= np.minimum(self._short, self._values[rows] - 1)[:, None]
         self.short_mass[rows] = np.add.reduce(np.multiply(mass, is_short, out=first), axis=1)
         each = np.arange(len(x))
         likeliest = each, mass.argmax(axis=1)
         self.location[rows] = mean[likeliest]
-        self.scale[rows] = np.sqrt(beta[likeliest] * self._spread.take(length[likeliest], mode="clip"))
+        self.scale[rows] = np.sqrt(beta[likeliest] * self._spread.take(length[likeliest]))
         least = each, mass.argmin(axis=1)
-        mass[least], length[least] = self._hazard, 0
-        mean[least], beta[least], evidence[least] = (
-            self._prior_mean[rows],
-            self._prior_beta[rows],
-            self._prior_evidence[rows],
-        )
+        mass[least], length[least], mean[least] = self._hazard, 0, self._prior_mean[rows]
+        beta[least], evidence[least] = self._prior_beta[rows], self._prior_evidence[rows]
         if not isinstance(rows, slice):
-            self._mass[rows], self._mean[rows], self._beta[rows] = mass, mean, beta
-            self._evidence[rows], self._length[rows] = evidence, length
+            for array, content in zip(self._state, (mass, mean, beta, evidence, length), strict=False):
+                array[rows] = content
+
+    def _forget(self, beta: FloatArray, evidence: FloatArray, length: npt.NDArray[np.int32]) -> None:
+        """Keep runs one value short of the longest that the tables know, with the variance that they have."""
+        full = np.nonzero(length == _MAX_RUN - 1)
+        alpha = self._alpha[_MAX_RUN - 2]
+        beta[full] *= alpha / self._alpha[_MAX_RUN - 1]
+        evidence[full] = alpha * np.log(beta[full])
+        length[full] = _MAX_RUN - 2
 
 
 def _check(

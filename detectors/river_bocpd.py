@@ -51,6 +51,7 @@ class BOCPD(base.DriftDetector, base.Estimator):  # type: ignore[misc]  # River 
     ...     bocpd.update(rng.gauss(0.0 if i < 101 else 3.0, 1.0))
     ...     if bocpd.drift_detected:
     ...         print(f"change found at index {i}, {bocpd.run_length} values after it happened")
+    change found at index 102, 2 values after it happened
 
     References
     ----------
@@ -61,12 +62,12 @@ class BOCPD(base.DriftDetector, base.Estimator):  # type: ignore[misc]  # River 
     def __init__(
         self,
         hazard: float = 1 / 250,
-        short: int = 10,
+        short: int = 20,
         threshold: float = 0.9,
         run_lengths: int = 32,
         warmup: int = 10,
         scale_floor: float = 1e-6,
-        spike_sigmas: float = 4.0,
+        spike_sigmas: float = 3.5,
     ) -> None:
         super().__init__()
         self.hazard = hazard

@@ -136,15 +136,16 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every node's clock is off by a constant within +-skew_s; error_s is the bound that the agents know, if any."""
+    """Every node's clock is off by a constant within +-skew_s; error_s is the bound on it that the agents may know."""
 
     skew_s: float = 0.003
-    error_s: float | None = 0.005
+    error_s: float = 0.005
+    is_error_known: bool = True
 
     def __post_init__(self) -> None:
         if self.skew_s < 0:
             raise ValueError(f"skew_s must not be negative, it is {self.skew_s}")
-        if self.error_s is not None and self.error_s < self.skew_s:
+        if self.is_error_known and self.error_s < self.skew_s:
             raise ValueError(f"error_s = {self.error_s} is no bound on skew_s = {self.skew_s}")
 
 

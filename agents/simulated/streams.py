@@ -149,8 +149,8 @@ class NodeStream:
         return nanoseconds(seconds) + self.clock_offset_ns
 
     def _clock_error_ns(self) -> int | None:
-        error_s = self.placement.scenario.clocks.error_s
-        return None if error_s is None else round(error_s * 1e9)
+        clocks = self.placement.scenario.clocks
+        return round(clocks.error_s * 1e9) if clocks.is_error_known else None
 
     def _attached(self, lines: IntArray, start_ns: IntArray) -> IntArray:
         """Return the rows that began under the agent's eyes."""

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -137,3 +138,19 @@ def test_a_large_job_is_made_iteration_by_iteration() -> None:
     # Twice a source, iteration and GPU: 16 computes, 3 collectives, and 16 messages a neighbour.
     first_stage, second_stage = 8 * 2 * 2 * (16 + 3 + 16), 8 * 2 * 2 * (16 + 3 + 32)
     assert (nodes["node0000"], nodes["node0160"]) == (first_stage, second_stage)
+
+
+def test_the_documentation_names_every_field_and_kind() -> None:
+    page = (SCENARIOS[0].parents[1] / "docs" / "scenarios.md").read_text()
+    pending: list[type[msgspec.Struct]] = [Scenario]
+    names: set[str] = set()
+    while pending:
+        struct = pending.pop()
+        for field in msgspec.structs.fields(struct):
+            names.add(field.name)
+            parts = [field.type, *get_args(field.type)]
+            parts += [part for one in parts for part in get_args(one)]
+            pending += [p for p in parts if isinstance(p, type) and issubclass(p, msgspec.Struct)]
+        names.add(str(struct.__struct_config__.tag or "seed"))
+    assert len(names) > 60
+    assert sorted(name for name in names if f"`{name}" not in page and f"[{name}]" not in page) == []

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -226,9 +225,7 @@ def test_each_node_has_its_own_clock_within_the_bound() -> None:
 
 
 def test_an_unknown_clock_error_is_none() -> None:
-    given = scenario()
-    given = msgspec.structs.replace(given, clocks=msgspec.structs.replace(given.clocks, error_s=None))
-    assert {batch.clock_error_ns for batch in batches(given)} == {None}
+    assert {batch.clock_error_ns for batch in batches(scenario("clocks.is_error_known = false"))} == {None}
 
 
 def test_markers_tell_the_true_iteration_times() -> None:

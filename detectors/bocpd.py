@@ -24,12 +24,11 @@ is learnt. Reports recoveries as well as slowdowns: the caller compares the leve
 from math import lgamma, pi
 
 import numpy as np
-import numpy.typing as npt
 
 from detectors.detector import AnyArray, BoolArray, FloatArray, IntArray, Verdict, checked
 from detectors.robust import location_and_scale
 
-_BLOCK = 128  # rows whose working set stays in the second-level cache
+_BLOCK = 256  # rows whose working set stays in the second-level cache
 _MAX_RUN = 2048  # a longer run weighs as many values as this, and forgets the oldest
 
 
@@ -146,15 +145,15 @@ class RunLengths:
         length = np.arange(_MAX_RUN)
         kappa, alpha = mean_weight + length, 1.0 + length / 2
         gammas = np.array([lgamma(a + 0.5) - lgamma(a) for a in alpha])
-        self._constant = gammas - 0.5 * np.log(2 * pi * (kappa + 1) / kappa)
-        self._growth = kappa / (2 * (kappa + 1))
+        self._constant = gammas - 0.5 * np.log(pi * (kappa + 1) / kappa)
         self._alpha = alpha
         self._gain = 1 / (kappa + 1)
-        self._spread = (kappa + 1) / (kappa * alpha)
+        self._spread = (kappa + 1) / (2 * kappa * alpha)
         shape = (n_series, kept)
-        self._mass, self._mean, self._beta = np.zeros(shape), np.zeros(shape), np.ones(shape)
+        self._mass, self._mean = np.zeros(shape), np.zeros(shape)
+        self._beta = np.ones(shape)  # doubled
         self._evidence = np.zeros(shape)  # alpha log beta
-        self._length = np.zeros(shape, np.int32)
+        self._length = np.zeros(shape, np.int64)
         self._values = np.zeros(n_series, np.int64)
         self._prior_mean, self._prior_beta, self._prior_evidence = (
             np.zeros(n_series),
@@ -172,8 +171,8 @@ class RunLengths:
 
     def begin(self, rows: IntArray, location: FloatArray, scale: FloatArray) -> None:
         """Start the series `rows` with a run of no values around the given level."""
-        self._prior_mean[rows], self._prior_beta[rows] = location, scale**2
-        self._prior_evidence[rows] = np.log(scale**2)  # alpha of a run of no values is 1
+        self._prior_mean[rows], self._prior_beta[rows] = location, 2 * scale**2
+        self._prior_evidence[rows] = np.log(2 * scale**2)  # alpha of a run of no values is 1
         self._mean[rows], self._beta[rows] = location[:, None], self._prior_beta[rows, None]
         self._evidence[rows] = self._prior_evidence[rows, None]
         self._mass[rows], self._mass[rows, 0] = 0.0, 1.0
@@ -212,7 +211,7 @@ class RunLengths:
         # A run as long as the series has no change point at its beginning.
         longest = np.minimum(self._short, self._values[rows] - 1)[:, None]
         mass = np.where((length > 0) & (length <= longest), self._mass[rows], -1.0)
-        likeliest: IntArray = length[np.arange(len(rows)), mass.argmax(axis=1)].astype(np.int64)
+        likeliest: IntArray = length[np.arange(len(rows)), mass.argmax(axis=1)]
         return likeliest
 
     def _advance_block(self, rows: Rows, x: FloatArray) -> None:
@@ -222,11 +221,12 @@ class RunLengths:
         first, second = self._scratch[0, : len(x)], self._scratch[1, : len(x)]
 
         deviation = np.subtract(x[:, None], mean, out=first)
-        squared = np.multiply(deviation, deviation, out=second)
-        squared *= self._growth.take(length)
-        beta += squared
-        deviation *= self._gain.take(length)
-        mean += deviation
+        moved = np.multiply(deviation, self._gain.take(length), out=second)
+        mean += moved
+        # kappa / kappa' is 1 - gain, so that this is twice what the formula adds: beta is kept doubled.
+        np.subtract(deviation, moved, out=second)
+        second *= deviation
+        beta += second
         log_density = np.add(evidence, self._constant.take(length), out=first)
         length += 1
         np.log(beta, out=evidence)
@@ -234,13 +234,13 @@ class RunLengths:
         log_density -= evidence
         # Cannot vanish altogether: the run of length 0 predicts with heavy tails, and always has the hazard's mass.
         mass *= np.exp(log_density, out=first)
-        mass *= ((1 - self._hazard) / np.add.reduce(mass, axis=1))[:, None]
+        mass *= ((1 - self._hazard) / np.einsum("ij->i", mass))[:, None]
 
         self._values[rows] += 1
         if self._values[rows].max() >= _MAX_RUN - 1:
             self._forget(beta, evidence, length)
         is_short = length <= np.minimum(self._short, self._values[rows] - 1)[:, None]
-        self.short_mass[rows] = np.add.reduce(np.multiply(mass, is_short, out=first), axis=1)
+        self.short_mass[rows] = np.einsum("ij->i", np.multiply(mass, is_short, out=first))
         each = np.arange(len(x))
         likeliest = each, mass.argmax(axis=1)
         self.location[rows] = mean[likeliest]
@@ -252,7 +252,7 @@ class RunLengths:
             for array, content in zip(self._state, (mass, mean, beta, evidence, length), strict=False):
                 array[rows] = content
 
-    def _forget(self, beta: FloatArray, evidence: FloatArray, length: npt.NDArray[np.int32]) -> None:
+    def _forget(self, beta: FloatArray, evidence: FloatArray, length: IntArray) -> None:
         """Keep runs one value short of the longest that the tables know, with the variance that they have."""
         full = np.nonzero(length == _MAX_RUN - 1)
         alpha = self._alpha[_MAX_RUN - 2]

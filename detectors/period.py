@@ -6,8 +6,9 @@ J. Cohen, A coefficient of agreement for nominal scales, Educational and Psychol
 
 Tokens stand for calls (operation, size, communicator); their numbers mean nothing, so the agreement counts matches:
 agreement(k) = (m(k) - c) / (1 - c), m(k) the share of positions i with token(i) = token(i + k), c the sum of squared
-token shares. The period is the first k with agreement >= 0.95 that rises above agreement(k - 1) and has k tokens that
-are repeated exactly, straight away. Failing that, the same is asked of the sequence without the worst four of sixteen
+token shares. The period is the first k with agreement >= 0.95 that rises above agreement(k - 1), has k tokens that are
+repeated exactly, straight away, and comes within 0.01 of the best such agreement: two calls that alternate for a whole
+layer agree well at k = 2, but the iteration agrees better. Failing that, the same is asked of the sequence without the worst four of sixteen
 equal pieces, so that a few corrupted stretches (lost events, an evaluation) do not hide the rest.
 
 Where every n-th iteration makes extra calls, this finds n iterations, since only they repeat. The anchor counts them: a
@@ -30,6 +31,7 @@ from detectors.detector import BoolArray, FloatArray, IntArray
 Codes = npt.NDArray[np.signedinteger[Any]]
 
 LEAST_AGREEMENT = 0.95
+_AS_GOOD = 0.01
 _LEAST_REPEATS = 3
 _PIECES, _LEFT_OUT = 16, 4
 _LONGEST_GAP = 1.5  # of an anchor, in its shortest
@@ -103,9 +105,10 @@ def _codes(tokens: IntArray) -> tuple[Codes, FloatArray]:
 
 
 def _first_peak(codes: Codes, agreement: FloatArray) -> Period | None:
-    """Return the first lag of enough agreement that exceeds its left neighbour's and has an exact repeat."""
+    """Return the first peak of the agreement, close to the best one, that has an exact repeat."""
     rises = np.concatenate(([False], agreement[1:] > agreement[:-1]))
-    for lag in np.flatnonzero(rises & (agreement >= LEAST_AGREEMENT)).tolist():
+    least = max(LEAST_AGREEMENT, float(agreement[rises].max(initial=0.0)) - _AS_GOOD)
+    for lag in np.flatnonzero(rises & (agreement >= least)).tolist():
         offset = _first_run(codes[:-lag] == codes[lag:], lag)
         if offset is not None:
             return Period(lag, offset, float(agreement[lag]))

@@ -8,8 +8,8 @@ Tokens stand for calls (operation, size, communicator); their numbers mean nothi
 agreement(k) = (m(k) - c) / (1 - c), m(k) the share of positions i with token(i) = token(i + k), c the sum of squared
 token shares. The period is the first k with agreement >= 0.95 that rises above agreement(k - 1), has k tokens that are
 repeated exactly, straight away, and comes within 0.01 of the best such agreement: two calls that alternate for a whole
-layer agree well at k = 2, but the iteration agrees better. Failing that, the same is asked of the sequence without the worst four of sixteen
-equal pieces, so that a few corrupted stretches (lost events, an evaluation) do not hide the rest.
+layer agree well at k = 2, but the iteration agrees better. Failing that, the same is asked of the sequence without the
+worst four of sixteen equal pieces, so that a few corrupted stretches (lost events, an evaluation) do not hide the rest.
 
 Where every n-th iteration makes extra calls, this finds n iterations, since only they repeat. The anchor counts them: a
 token that recurs in nearly equal gaps, at most half as long again as each other and mostly the least.

@@ -35,6 +35,8 @@ _SLOWING = int(
     | ThrottleReason.HW_POWER_BRAKE_SLOWDOWN
 )
 _BALANCED_LOOKS = 3
+_TELEMETRY_LAG_S = 2.5  # two samples, a second apart, and their flush
+_LONGEST_PATIENCE = 40
 _RARE_SHARE = 0.25  # a throttle reason that more of the GPUs show is how this fleet runs
 
 
@@ -176,11 +178,19 @@ class Job:
         return self._structure
 
     def _inquire(self, change: Change, structure: _Structure) -> Iterator[Alert]:
-        if self._is_explained(change):
+        if self._inquiry is not None or self._is_explained(change):
             return
         self._last_change = change
-        self._inquiry = _Inquiry(change, self.history.n_frames + self.params.inquiry_frames)
+        self._inquiry = _Inquiry(change, self.history.n_frames + self._patience(change.after_s))
         yield from self._continue_inquiry(structure)
+
+    def _patience(self, iteration_s: float) -> int:
+        """Return for how many frames to look for a component: none where nothing could show one."""
+        timed = Sensor.GPU | Sensor.SPAN | Sensor.SYNC
+        frames = self.params.inquiry_frames if self.sensors & timed else 0
+        if self.sensors & (Sensor.NVML | Sensor.HOST) and not self.sensors & (Sensor.GPU | Sensor.SPAN):
+            frames = max(self.params.inquiry_frames, min(int(_TELEMETRY_LAG_S / iteration_s) + 1, _LONGEST_PATIENCE))
+        return frames
 
     def _is_explained(self, change: Change) -> bool:
         """Whether an open incident grew by as much: one that comes and goes is no news."""
@@ -208,7 +218,9 @@ class Job:
         )
         least_s = max(self.params.explained_share * gained_s, 0.5 * (self.params.least_slowdown - 1) * change.before_s)
         suspects = self._suspects(span, structure, least_s)
-        if not suspects and now < inquiry.deadline and self.sensors & (Sensor.GPU | Sensor.SPAN | Sensor.SYNC):
+        if not suspects and not self.sensors & (Sensor.GPU | Sensor.SPAN):
+            suspects = self._rank_search(structure).by_telemetry(span, gained_s, JobWatch(change.before_s))
+        if not suspects and now < inquiry.deadline:
             return
         self._inquiry = None
         if not suspects:

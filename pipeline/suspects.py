@@ -19,6 +19,8 @@ from schemas.table import BoolArray, FloatArray, IntArray
 
 _FEWEST_PEERS = 3
 _FEWEST_REFERENCE = 5
+_FEWEST_TURNS = 4  # frames after which ranks of a slow host, late in turns, no longer pass for one slow rank
+_TURNS_SHARE = 0.2  # of frames in which a rank has to be late to count as one of several that are
 _CLOCK_DROP = 0.95
 _QUEUE_RISE = 0.1
 _HOST_BOUND = 0.5
@@ -148,6 +150,8 @@ class RankSearch:
             if len(ranks) < 2 or taken[ranks].any():
                 continue
             watch = replace(self._watch(ranks, compute, of_host=False), by_worst=True)
+            if span.stop - span.start < _FEWEST_TURNS or not self._take_turns(ranks, compute, span):
+                continue
             excess = watch.excess(self.history, span.start, span.stop)
             level = float(np.quantile(excess[np.isfinite(excess)], 0.25)) if np.isfinite(excess).any() else 0.0
             spread.append(level)
@@ -180,6 +184,14 @@ class RankSearch:
         with np.errstate(invalid="ignore"):
             share: BoolArray = np.count_nonzero(beyond > 0.5 * excess.seconds, axis=0) >= 0.75 * len(values)
         return share
+
+    def _take_turns(self, ranks: IntArray, compute: Excess, span: Span) -> bool:
+        """Whether several of a node's ranks are late, now one and now another: what they share is their host."""
+        values = self.history.compute(span.start, span.stop)
+        beyond = values - self.groups.to_ranks(self.groups.lower_median(values)) - compute.usual
+        with np.errstate(invalid="ignore"):
+            late = beyond[:, ranks] > 0.5 * np.nanmax(np.where(np.isfinite(beyond[:, ranks]), beyond[:, ranks], 0.0))
+        return bool(np.count_nonzero(late.mean(axis=0) >= _TURNS_SHARE) >= 2)
 
     def _watch(self, ranks: IntArray, excess: Excess, *, of_host: bool) -> RankWatch:
         by_peers = bool(excess.by_peers[ranks].all())
@@ -214,11 +226,15 @@ class RankSearch:
             by_node.setdefault(self.topology.node_by_rank[rank], []).append(rank)
         for node, members in by_node.items():
             of, local = np.array(members), self._ranks_of(node)
-            whole_node = len(local) >= 2 and len(members) >= 0.75 * len(local)
             host_unseen = not np.isfinite(host.seconds[of]).any()
+            if host_unseen and span.stop - span.start < _FEWEST_TURNS:
+                continue
+            in_turns = host_unseen and self._take_turns(np.array(local), compute, span)
+            whole_node = in_turns or (len(local) >= 2 and len(members) >= 0.75 * len(local))
             queued = np.isfinite(queue[of]).any() and np.nanmax(queue[of]) >= _QUEUE_RISE
             if whole_node or (host_unseen and queued and not self.throttled[of].any()):
-                watch = self._watch(of, compute, of_host=False)
+                of = np.array(local) if in_turns else of
+                watch = replace(self._watch(of, compute, of_host=False), by_worst=in_turns)
                 suspects.append(self._host(node, of, compute, span, watch, (self.compute_source,)))
                 continue
             suspects += [

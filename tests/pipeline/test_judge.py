@@ -74,7 +74,7 @@ def test_all_ranks_slower_alike_accuse_the_job_and_no_component() -> None:
 
 
 def test_a_slowdown_below_ten_percent_is_information_about_the_job() -> None:
-    alerts = judged(records(job(), one_slow_rank(1.105)))
+    alerts = judged(records(job(), one_slow_rank(1.09)))
     assert {(a.kind, a.severity, a.component.type) for a in alerts} == {
         (Kind.SLOW_JOB, Severity.INFO, ComponentType.JOB)
     }

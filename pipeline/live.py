@@ -24,6 +24,7 @@ from pipeline.wiring import Parts, Stages, parts
 from schemas.topics import MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
+_faust_logger = logging.getLogger("faust.worker")  # its services log under the module of their class otherwise
 
 END_S_MAX = 10.0
 _MAX_POLL_INTERVAL_S = 24 * 3600.0  # a broker that is away is waited for; a worker that is dead misses its heartbeats
@@ -74,6 +75,7 @@ def build(settings: Settings, made: Parts, folder: str) -> "_App":
         topic_disable_leader=True,
         key_serializer="raw",
         value_serializer="raw",
+        consumer_group_instance_id=settings.member or None,
         consumer_auto_offset_reset="earliest",
         consumer_max_fetch_size=MAX_MESSAGE_BYTES,
         broker_session_timeout=settings.session_timeout_s,
@@ -126,6 +128,7 @@ async def _handle(made: Parts, record: Record) -> None:
 class _App(faust.App):  # type: ignore[misc] # Faust is not typed for mypy's strict mode
     """Faust's application with a consumer that follows the lanes."""
 
+    logger = _faust_logger
     fetch_wait_ms: int
 
     def __init__(self, *arguments: Any, made: Parts, **options: Any) -> None:
@@ -137,6 +140,8 @@ class _App(faust.App):  # type: ignore[misc] # Faust is not typed for mypy's str
 
 
 class _ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
+    logger = _faust_logger
+
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
         # Faust has 1.5 s here, which is what an embedded broker, that never answers a fetch early, would take.
@@ -146,6 +151,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
 
 class _Consumer(driver.Consumer):  # type: ignore[misc]
     """Begins where the lanes begin and commits how far they have come."""
+
+    logger = _faust_logger
 
     def _new_consumer_thread(self) -> _ConsumerThread:
         return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -172,6 +179,7 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]
         return ()
 
     def _filter_committable_offsets(self, _tps: Any) -> Mapping[Any, int]:
+        self.app.made.metrics.show_lags(self.app.made.lanes.positions, lambda partition: self.highwater(TP(*partition)))
         return {
             tp: position
             for partition, position in self.app.made.lanes.positions.items()

@@ -3,13 +3,14 @@
 import math
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from pipeline.dead_letters import Cause
+from pipeline.lookback import Partition
 from pipeline.observer import FrameSummary, Observer
 from schemas.alerts import Alert
 
@@ -118,16 +119,19 @@ class Metrics(Observer):
             _remove(self.firing, *labels)
         self._shown_firing = set(tally)
 
-    def show_assignment(self, partitions: Iterable[tuple[str, int]], topics: Iterable[str]) -> None:
+    def show_assignment(self, partitions: Iterable[Partition], topics: Iterable[str]) -> None:
         """Show what this worker holds; lag of partitions that it lost goes."""
         held = Tally(topic for topic, _ in partitions)
         self.lag_records.clear()
         for topic in topics:
             self.assigned.labels(topic).set(held[topic])
 
-    def show_lag(self, topic: str, partition: int, records: int) -> None:
-        """Show how far behind a partition is."""
-        self.lag_records.labels(topic, str(partition)).set(records)
+    def show_lags(self, positions: Mapping[Partition, int], end: Callable[[Partition], int | None]) -> None:
+        """Show how far each position is from the end of its partition, where that is known."""
+        for (topic, partition), position in positions.items():
+            offset = end((topic, partition))
+            if offset is not None and offset >= 0:
+                self.lag_records.labels(topic, str(partition)).set(max(0, offset - position))
 
     def serve(self, host: str, port: int) -> int:
         """Serve the metrics over HTTP until the process ends; returns the port. Raises OSError where it is taken."""

@@ -51,6 +51,7 @@ class _Loop:
                 "heartbeat.interval.ms": int(settings.session_timeout_s * 1000 / 4),
                 "fetch.wait.max.ms": settings.fetch_wait_ms,
                 "log_level": 0,
+                **({"group.instance.id": settings.member} if settings.member else {}),
             }
         )
 
@@ -108,7 +109,7 @@ class _Loop:
         if now_s >= self._next_commit_s:
             self._next_commit_s = now_s + self._settings.commit_interval_s
             self._commit()
-            self._show_lag()
+            self._parts.metrics.show_lags(self._parts.lanes.positions, self._highwater)
 
     def _commit(self) -> None:
         positions = self._parts.lanes.positions
@@ -123,11 +124,9 @@ class _Loop:
         except KafkaException as error:  # the broker is away or the group is being rebuilt: less counts as done
             logger.debug("offsets were not committed: %s", error)
 
-    def _show_lag(self) -> None:
-        for partition, position in self._parts.lanes.positions.items():
-            _, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), cached=True)
-            if high >= 0:
-                self._parts.metrics.show_lag(*partition, max(0, high - position))
+    def _highwater(self, partition: Partition) -> int | None:
+        bounds = self._consumer.get_watermark_offsets(TopicPartition(*partition), cached=True)
+        return None if bounds is None else int(bounds[1])
 
     def _end(self, *_: Any) -> None:
         self._is_ending = True

@@ -53,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stage: Stage = Stage.BOTH
     driver: Driver = Driver.FAUST
     consumer_group: str = "failslow"
+    member: str = ""  # a worker's name in the group that outlives its process; empty: the supervisor makes one
     warmup_s: float = 1800.0  # of records that are read again before the first new one, to rebuild state from
     session_timeout_s: float = 12.0  # after which the broker gives a silent worker's partitions to another
     commit_interval_s: float = 1.0

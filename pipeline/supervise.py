@@ -4,7 +4,9 @@ A record that has ended the worker three times is poison: the next worker sets i
 """
 
 import logging
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.poison import ENDS_MAX, Ledger, held
-from pipeline.settings import Settings, to_argument
+from pipeline.settings import Settings, override, to_argument
 from pipeline.wiring import HAND, LEDGER
 from pipeline.worker import EXIT_USAGE
 
@@ -30,8 +32,10 @@ class Supervisor:
     """Keeps one worker running. `command` starts it; the settings are added as its last word."""
 
     def __init__(self, settings: Settings, command: Sequence[str] = WORKER) -> None:
-        self._settings = settings
-        self._command = [*command, to_argument(settings)]
+        # A name of its own lets the next worker have its partitions at once: the broker need not wait for the last one.
+        named = override(settings, member=settings.member or f"{socket.gethostname()}-{os.getpid()}")
+        self._settings = named
+        self._command = [*command, to_argument(named)]
         self._ending = threading.Event()
         self._worker: subprocess.Popen[bytes] | None = None
         self.n_restarts = 0

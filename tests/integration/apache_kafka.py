@@ -118,7 +118,7 @@ class ApacheKafka:
                 stderr=subprocess.STDOUT,
             )
         deadline_s = time.monotonic() + STARTED_S_MAX
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
+        admin = self._admin()
         while time.monotonic() < deadline_s and self._process.poll() is None:
             try:
                 admin.list_topics(timeout=1)
@@ -128,6 +128,24 @@ class ApacheKafka:
                 return
         self.stop()
         raise RuntimeError(f"Apache Kafka did not start:\n{self._log.read_text()[-4000:]}")
+
+    def clear(self) -> None:
+        """Delete all topics; start the broker where a test has left it stopped."""
+        if self._process is None:
+            self.start()
+        admin = self._admin()
+        names = [name for name in admin.list_topics(timeout=STARTED_S_MAX).topics if not name.startswith("__")]
+        if names:
+            for future in admin.delete_topics(names).values():
+                future.result()
+
+        deadline_s = time.monotonic() + STARTED_S_MAX
+        while set(names) & admin.list_topics(timeout=STARTED_S_MAX).topics.keys():
+            assert time.monotonic() < deadline_s, f"{names} are still there"
+            time.sleep(POLL_S)
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
 
     def stop(self) -> None:
         """Stop the broker; its data stay."""

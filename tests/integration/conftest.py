@@ -21,18 +21,23 @@ def kafka_jars() -> Path:
         give_up(str(error))
 
 
-@pytest.fixture
-def bare_kafka(kafka_jars: Path, tmp_path: Path) -> Iterator[ApacheKafka]:
-    """Apache Kafka without topics."""
-    folder = tmp_path / "kafka"
-    folder.mkdir()
-    with ApacheKafka(folder) as broker:
+@pytest.fixture(scope="session")
+def running_kafka(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """Apache Kafka, with what earlier tests left on it."""
+    with ApacheKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 
 @pytest.fixture
+def bare_kafka(running_kafka: ApacheKafka) -> ApacheKafka:
+    """Apache Kafka without topics; groups of earlier tests are still there, so every test names its own."""
+    running_kafka.clear()
+    return running_kafka
+
+
+@pytest.fixture
 def kafka(bare_kafka: ApacheKafka) -> ApacheKafka:
-    """Apache Kafka with the topics declared."""
+    """Apache Kafka with the topics declared, and nothing on them."""
     topics.declare(bare_kafka.bootstrap)
     return bare_kafka
 

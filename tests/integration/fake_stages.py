@@ -3,9 +3,12 @@
 Run as a module it is a worker process with these stages instead of the real ones.
 """
 
+import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pipeline.observer import Observer
 from pipeline.record import Record
@@ -82,9 +85,13 @@ class FakeJudge:
 
     observer: Observer
     seen: dict[str, int] = field(default_factory=dict)
+    count: dict[str, int] = field(default_factory=dict)
 
     def handle(self, record: Record) -> Iterator[Alert]:
-        """Count the batches of the job; duplicates change nothing, and a gap is a lost record."""
+        """Count the batches of the job; duplicates change nothing, and a gap is a lost record.
+
+        The count is in the alerts, so that a judge that has not seen the job from its beginning says something else.
+        """
         rows = decode_iterations(record.value)
         expected = self.seen.get(rows.job_id, -1) + 1
         if rows.seq < expected:
@@ -92,12 +99,23 @@ class FakeJudge:
         if rows.seq > expected and expected:
             raise InvalidRecord(f"batch {rows.seq} of {rows.job_id} came where {expected} was due")
         self.seen[rows.job_id] = rows.seq
+        self.count[rows.job_id] = self.count.get(rows.job_id, 0) + 1
         if ONSET <= rows.seq <= END and (rows.seq in {ONSET, END} or (rows.seq - ONSET) % UPDATE_EVERY == 0):
-            yield alert(rows.job_id, rows.seq)
+            stop_at_barrier(rows.seq)
+            yield alert(rows.job_id, rows.seq, self.count[rows.job_id])
 
 
-def alert(job_id: str, seq: int) -> Alert:
-    """What FakeJudge says of a job at its batch `seq`."""
+def stop_at_barrier(seq: int) -> None:
+    """Where the test asks for it, say that an alert is about to be made and wait until the test lets it be."""
+    folder = Path(os.environ.get("BARRIER", os.devnull))
+    if (folder / f"wait-{seq}").exists():
+        (folder / f"reached-{seq}").touch()
+        while (folder / f"wait-{seq}").exists():
+            time.sleep(0.01)
+
+
+def alert(job_id: str, seq: int, count: int) -> Alert:
+    """What FakeJudge says of a job at its batch `seq`, having seen `count` of them."""
     name = ComponentName(type=ComponentType.HOST, node="n0")
     component = Component(type=ComponentType.HOST, name=name, candidates=(name,))
     is_over = seq == END
@@ -119,7 +137,7 @@ def alert(job_id: str, seq: int) -> Alert:
         onset_time_ns=T0_NS + (ONSET - 2) * SECOND_NS,
         as_of_time_ns=T0_NS + seq * SECOND_NS,
         slowdown_ratio=1.5,
-        lost_gpu_s=float(seq - ONSET),
+        lost_gpu_s=float(count),
         confidence=0.9,
         sources=("host_call",),
         evidence=(),

@@ -127,11 +127,19 @@ def dead_letters_of(broker: Broker) -> Reader:
 class Worker:
     """A worker process that is ended by its pid; its log is shown where a test fails."""
 
-    def __init__(self, settings: Settings, folder: Path, command: Sequence[str] = FAKE) -> None:
-        self.settings = msgspec.structs.replace(settings, state_dir=str(folder / "state"))
+    def __init__(
+        self, settings: Settings, folder: Path, command: Sequence[str] = FAKE, *, stop_before: int | None = None
+    ) -> None:
+        """Start it; `stop_before` has FakeJudge stop when it has made the alert of that batch."""
+        self.settings = msgspec.structs.replace(
+            settings, state_dir=str(folder / "state"), consumer_group=f"failslow-{folder.name}"
+        )
         self.log = folder / "worker.log"
+        self.barriers = folder
         self._command = command
         self.process: subprocess.Popen[bytes] | None = None
+        if stop_before is not None:
+            (self.barriers / f"wait-{stop_before}").touch()
         self.start()
 
     def start(self) -> None:
@@ -144,8 +152,16 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONWARNINGS": "default"},
+                env=os.environ | {"BARRIER": str(self.barriers)},
             )
+
+    def wait_for_stop(self, seq: int) -> None:
+        """Return when it has stopped there."""
+        wait_until((self.barriers / f"reached-{seq}").exists, f"the alert of batch {seq}")
+
+    def go_on(self, seq: int) -> None:
+        """Let it go on."""
+        (self.barriers / f"wait-{seq}").unlink()
 
     def kill(self) -> None:
         """End it as SIGKILL does."""

@@ -1,0 +1,111 @@
+"""Brokers that go away and workers that die: every incident once, nothing given up, nothing set aside for it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.broker import EmbeddedBroker
+from pipeline.settings import Driver, Settings
+from tests.integration.apache_kafka import ApacheKafka
+from tests.integration.fake_stages import END, ONSET, batch, expected
+from tests.integration.live_tools import (
+    Broker,
+    Sender,
+    Worker,
+    alerts_of,
+    dead_letters_of,
+)
+
+pytestmark = pytest.mark.broker
+
+N_BATCHES = 43
+OUTAGE_S = 2.0
+DRIVERS = pytest.mark.parametrize("driver", list(Driver))
+NEVER_S = 3600.0
+
+
+def settings(broker: Broker, driver: Driver = Driver.FAUST, commit_interval_s: float = 0.2) -> Settings:
+    return Settings(
+        bootstrap=broker.bootstrap,
+        driver=driver,
+        member="the-only-one",
+        session_timeout_s=10.0,
+        commit_interval_s=commit_interval_s,
+        metrics_port=0,
+    )
+
+
+def stop(broker: Broker) -> None:
+    if isinstance(broker, EmbeddedBroker):
+        broker.down()
+    else:
+        assert isinstance(broker, ApacheKafka)
+        broker.kill()
+
+
+def start(broker: Broker) -> None:
+    if isinstance(broker, EmbeddedBroker):
+        broker.up()
+    else:
+        assert isinstance(broker, ApacheKafka)
+        broker.start()
+
+
+@DRIVERS
+def test_an_alert_that_meets_a_dead_broker_arrives_once_it_is_back(
+    broker: Broker, driver: Driver, tmp_path: Path
+) -> None:
+    Sender(broker.bootstrap).send(batch("job-a", seq) for seq in range(N_BATCHES))
+    wanted = expected("job-a", N_BATCHES)
+    with Worker(settings(broker, driver), tmp_path, stop_before=ONSET) as worker:
+        worker.wait_for_stop(ONSET)
+        stop(broker)
+        worker.go_on(ONSET)
+        worker.wait_for_line("does not answer; what is to be published waits")
+        time.sleep(OUTAGE_S)  # long enough for whatever gives up early to have given up
+        assert worker.process is not None
+        assert worker.process.poll() is None
+        start(broker)
+        with alerts_of(broker) as alerts, dead_letters_of(broker) as dead:
+            alerts.wait_for(len(wanted), "alerts")
+            assert worker.end() == 0
+            assert alerts.alerts() == wanted
+            assert dead.messages == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "moment", "commit_interval_s"),
+    [
+        pytest.param(Driver.FAUST, ONSET - 3, 0.2, id="before the onset"),
+        pytest.param(Driver.FAUST, ONSET, 0.2, id="the alert made and not published"),
+        pytest.param(Driver.FAUST, ONSET, NEVER_S, id="the alert made and not published, nothing committed"),
+        pytest.param(Driver.FAUST, ONSET + 1, NEVER_S, id="the alert published and not committed"),
+        pytest.param(Driver.FAUST, END - 1, 0.2, id="the incident open for long"),
+        pytest.param(Driver.PLAIN, ONSET, 0.2, id="plain, the alert made and not published"),
+        pytest.param(Driver.PLAIN, ONSET + 1, NEVER_S, id="plain, the alert published and not committed"),
+    ],
+)
+def test_a_worker_killed_around_an_onset_loses_and_repeats_nothing(
+    kafka: ApacheKafka, driver: Driver, moment: int, commit_interval_s: float, tmp_path: Path
+) -> None:
+    sender = Sender(kafka.bootstrap)
+    wanted = expected("job-a", N_BATCHES)
+    stop_before = ONSET if moment == ONSET else None
+    made = settings(kafka, driver, commit_interval_s)
+    with alerts_of(kafka) as alerts, Worker(made, tmp_path, stop_before=stop_before) as worker:
+        if moment == ONSET:
+            sender.send(batch("job-a", seq) for seq in range(N_BATCHES))
+            worker.wait_for_stop(ONSET)
+            worker.kill()
+            worker.go_on(ONSET)
+        else:
+            sender.send(batch("job-a", seq) for seq in range(moment + 1))
+            alerts.wait_for(len(expected("job-a", moment + 1)), "alerts")
+            worker.wait_for_line("holds")
+            worker.kill()
+            sender.send(batch("job-a", seq) for seq in range(moment + 1, N_BATCHES))
+        worker.start()
+        alerts.wait_for(len(wanted), "alerts")
+        assert worker.end() == 0
+        assert alerts.alerts() == wanted

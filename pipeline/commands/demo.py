@@ -101,7 +101,7 @@ def _table(given: list[Answer]) -> Table:
     table = Table(title="what was injected, and what was found", header_style="bold")
     table.add_column("injected", overflow="fold")
     table.add_column("flagged")
-    for heading in ("onset", "estimated", "delay, iterations", "delay, s", "slowdown", "found", "removed at"):
+    for heading in ("onset", "found at", "delay in iterations", "in s", "slowdown", "found", "removed at"):
         table.add_column(heading, justify="right")
     table.add_column("resolved")
     for answer in given:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agents.simulated import Scenario, load_scenario
+from agents.simulated.conditions import Paths
 from agents.simulated.labels import slowdown_ratio
 from agents.simulated.layout import Axis, Placement
 from agents.simulated.program import training
@@ -98,6 +99,34 @@ def test_operations_of_a_rank_follow_each_other() -> None:
             gap = stage.start[1:] - stage.end[:-1]
             assert np.all(gap[~same_item] >= 0)
             assert np.all(stage.host_start <= stage.start + 1e-12)
+
+
+def test_a_ring_joins_neighbours_in_rank_order_and_the_last_to_the_first() -> None:
+    paths = Paths(Placement(scenario(layout=(1, 1, 5, 1)), 0, 0))
+    source, target = (nodes.ravel().tolist() for nodes in paths.ring_nodes(Axis.DP))
+    assert list(zip(source, target, strict=True)) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
+    one_per_node = Paths(Placement(scenario(layout=(2, 2, 3, 1)), 0, 0))
+    shapes = [one_per_node.ring_nodes(axis)[0].shape for axis in (Axis.TP, Axis.DP, Axis.WORLD)]
+    assert shapes == [(2, 3, 2), (2, 2, 3), (12,)]
+
+
+@pytest.mark.parametrize("nodes", [(2, 7), (2, 3)])
+def test_a_slow_link_is_slow_both_ways(nodes: tuple[int, int]) -> None:
+    one, other = (
+        scenario(f'{{ kind = "slow_link", nodes = [{a}, {b}], factor = 12.0 }}') for a, b in (nodes, nodes[::-1])
+    )
+    np.testing.assert_array_equal(truth(one).end_s, truth(other).end_s)
+    assert truth(one).end_s[-1] > 1.1 * truth(scenario()).end_s[-1]
+
+
+def test_a_run_of_calls_on_the_host_lasts_from_its_first_to_its_last() -> None:
+    given = scenario()
+    rows = [n for n, row in enumerate(training(given).stages[0].rows) if row.axis == Axis.TP]
+    for one in passes(given):
+        stage = one.times.stages[0]
+        span_s = (stage.host_end - stage.host_start)[rows].mean(axis=(1, 2))
+        launch_s = given.work.host_ratio * given.work.forward_s * np.array([1, 2])[[0, *[0, 1] * 6, 1]]
+        np.testing.assert_allclose(span_s, 0.75 * launch_s, rtol=0.1)
 
 
 def test_the_slow_gpu_waits_least_and_its_victims_wait() -> None:

@@ -350,6 +350,11 @@ def test_lost_batches_leave_gaps_and_nothing_else() -> None:
     assert sum(batch.is_last for batch in kept) == N_NODES
 
 
+def test_the_last_batch_of_a_node_is_never_lost() -> None:
+    kept = batches(scenario(benign='{ kind = "lost_batches", probability = 1.0 }'))
+    assert sorted((batch.node, batch.is_last) for batch in kept) == [(f"node{n}", True) for n in range(N_NODES)]
+
+
 def test_an_agent_that_knows_its_loss_says_how_much() -> None:
     clean = {(b.node, b.seq): b for b in batches(scenario())}
     sent = batches(scenario(benign='{ kind = "lost_batches", probability = 0.2, known = true }'))

@@ -64,10 +64,12 @@ def check(bootstrap: str, topics: Iterable[TopicSpec] = TOPICS) -> dict[str, int
     return found
 
 
-def partition_counts(bootstrap: str, admin: AdminClient | None = None) -> dict[str, int]:
+def partition_counts(
+    bootstrap: str, admin: AdminClient | None = None, *, timeout_s: float = TIMEOUT_S
+) -> dict[str, int]:
     """Return the number of partitions of every topic that the broker has. Raises BrokerUnreachable."""
     try:
-        metadata = (admin or _admin(bootstrap)).list_topics(timeout=TIMEOUT_S)
+        metadata = (admin or _admin(bootstrap)).list_topics(timeout=timeout_s)
     except KafkaException as error:
         raise BrokerUnreachable(f"no Kafka broker answers at {bootstrap}: is it running, is the port right?") from error
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}

@@ -26,7 +26,7 @@ from math import lgamma, pi
 import numpy as np
 
 from detectors.detector import AnyArray, BoolArray, FloatArray, IntArray, Verdict, checked
-from detectors.robust import location_and_scale
+from detectors.robust import mad_scale
 
 _BLOCK = 256  # rows whose working set stays in the second-level cache
 _MAX_RUN = 2048  # a longer run weighs as many values as this, and forgets the oldest
@@ -89,13 +89,19 @@ class Bocpd:
         self._seen[present] += 1
         return self._judge(present & learnt)
 
+    @property
+    def prediction(self) -> tuple[FloatArray, FloatArray]:
+        """Centre and standard deviation, each (n_series,), of the next value as the likeliest run predicts it."""
+        is_known = self._seen >= self.warmup_frames
+        return np.where(is_known, self._runs.location, np.nan), np.where(is_known, self._runs.scale, np.nan)
+
     def _learn(self, rows: IntArray, values: FloatArray) -> None:
         self._warmup[rows, self._seen[rows]] = values[rows]
         complete = rows[self._seen[rows] == self.warmup_frames - 1]
         if len(complete):
             history = self._warmup[complete]
-            location, scale = location_and_scale(history, self.scale_floor)
-            self._runs.begin(complete, location, scale)
+            scale = np.maximum(mad_scale(history), self.scale_floor)
+            self._runs.begin(complete, np.median(history, axis=1), scale)
             for position in range(self.warmup_frames):
                 self._advance(complete, self._warmup[:, position])
 
@@ -152,6 +158,7 @@ class RunLengths:
         shape = (n_series, kept)
         self._mass, self._mean = np.zeros(shape), np.zeros(shape)
         self._beta = np.ones(shape)  # doubled
+        self._mass[:, 0] = 1.0  # a series that has not begun advances with its block, and is put back
         self._evidence = np.zeros(shape)  # alpha log beta
         self._length = np.zeros(shape, np.int64)
         self._values = np.zeros(n_series, np.int64)

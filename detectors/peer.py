@@ -28,8 +28,9 @@ from math import log
 import numpy as np
 
 from detectors.detector import FloatArray, IntArray, Verdict, checked
-from detectors.robust import MAD_TO_SIGMA
+from detectors.robust import MEDIAN_ERROR
 
+_MAD_TO_SIGMA = 1.4826
 _SMALLEST_GROUP = 3
 _PRIOR_VALUES = 16  # how long the belief that members take turns outweighs what is seen
 _FORGET = 1 - 1 / 64
@@ -107,11 +108,11 @@ class Peer:
     def _score(self) -> FloatArray:
         count = np.minimum(self._seen, self.window)
         excess = self.excess()
-        own = MAD_TO_SIGMA * _median(np.abs(self._recent - excess[:, None]))
+        own = _MAD_TO_SIGMA * _median(np.abs(self._recent - excess[:, None]))
         spread = np.fmax(own, self._peers.median(own))
-        error = 1.253 * spread / np.sqrt(np.maximum(count, 1))
+        error = MEDIAN_ERROR * spread / np.sqrt(np.maximum(count, 1))
         # Around the median of the whole group: in a group of three, one slow member shifts the excess of both others.
-        between = MAD_TO_SIGMA * self._peers.median_of_others(np.abs(excess - self._peers.median(excess)))
+        between = _MAD_TO_SIGMA * self._peers.median_of_others(np.abs(excess - self._peers.median(excess)))
         needed = np.fmax(self.floor + self.sigmas * error, self.sigmas * between)
         rate = np.clip(self._peers.median_of_others(self._slow / self._values), 0.001, 0.999)
         luck = _binomial_tail(np.count_nonzero(self._recent > self.floor, axis=1), count, rate)

@@ -8,8 +8,8 @@ quantile of Student's t, M. Abramowitz and I. Stegun, Handbook of Mathematical F
 On logarithms: log ratio = location(after) - location(before), with
     location = midmean (mean of the middle half) of eight values or more, median of three to seven; of one or two values
         the least change that they both show, so that one spike confirms nothing;
-    sigma = the larger of 1.4826 MAD and (90 % - 10 % quantile) / 2.563 of `before`: the second sees a job that
-        alternates between two speeds, and neither sees spikes in one iteration of twenty;
+    sigma = the wide scale of `before` (see `robust`), which sees a job that alternates between two speeds, but not
+        spikes in one iteration of twenty;
     standard error = sigma sqrt(inflation) sqrt(c(after)^2 / n_after + c(before)^2 / n_before), c = 1.093 for the
         midmean, 1.253 for the median; of one or two values sigma itself; inflation = (1 + rho) / (1 - rho), rho the
         lag-1 correlation of `before`, with values clipped at three sigma and rho at [0, 0.9];
@@ -32,12 +32,11 @@ from statistics import NormalDist
 import numpy as np
 
 from detectors.detector import BoolArray, FloatArray
-from detectors.robust import MAD_TO_SIGMA
+from detectors.robust import MEDIAN_ERROR, MIDMEAN_ERROR, midmean, wide_scale
 
 CONFIDENCE = 0.999
 LEAST_BEFORE = 10
 MOST_AFTER = 30
-_DECILES_TO_SIGMA = 2.563  # distance of the 10 % and 90 % quantiles of a Gaussian, in standard deviations
 _MIDMEAN_FROM = 8
 _SIGMA_FLOOR = 1e-3  # of the log times: a simulated job may have no jitter at all
 
@@ -163,8 +162,7 @@ def _logs(times: FloatArray, name: str) -> FloatArray:
 def _location(values: FloatArray) -> float:
     if len(values) < _MIDMEAN_FROM:
         return float(np.median(values))
-    cut = len(values) // 4
-    return float(np.sort(values)[cut : len(values) - cut].mean())
+    return float(midmean(values))
 
 
 def _span(values: FloatArray) -> tuple[float, float]:
@@ -179,15 +177,13 @@ def _variance(n: int) -> float:
     """Return the variance of the location of n Gaussian values, in units of theirs."""
     if n < 3:
         return 1.0
-    return (1.093**2 if n >= _MIDMEAN_FROM else 1.253**2) / n
+    return (MIDMEAN_ERROR if n >= _MIDMEAN_FROM else MEDIAN_ERROR) ** 2 / n
 
 
 def _jitter(values: FloatArray) -> tuple[float, float]:
     """Return the robust standard deviation of the values, and how much their correlation inflates a variance."""
-    centred = values - np.median(values)
-    low, high = np.quantile(centred, (0.1, 0.9))
-    sigma = max(MAD_TO_SIGMA * float(np.median(np.abs(centred))), (high - low) / _DECILES_TO_SIGMA, _SIGMA_FLOOR)
-    clipped = np.clip(centred, -3 * sigma, 3 * sigma)
+    sigma = max(float(wide_scale(values)), _SIGMA_FLOOR)
+    clipped = np.clip(values - np.median(values), -3 * sigma, 3 * sigma)
     clipped = clipped - clipped.mean()
     energy = float(clipped @ clipped)
     rho = float(clipped[:-1] @ clipped[1:]) / energy if energy > 0 else 0.0

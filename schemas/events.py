@@ -173,7 +173,7 @@ class HostSamples(Table):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Markers(Table):
-    """Explicit statements: the end of an iteration, or a pause with its length."""
+    """Explicit statements: an iteration, or a pause of some length, ended at time_ns."""
 
     rank: AnyArray = column("u4")
     kind: AnyArray = column("u1")

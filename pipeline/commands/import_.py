@@ -35,7 +35,8 @@ def straggler_analysis(parquet: Path, out: Path, *, force: bool, max_bytes: int 
     """Import a trace of ByteDance's StragglerAnalysis.
 
     PARQUET holds every operation of sampled iterations of one job; a file meta-*.yaml beside it says how many ranks
-    the job had. Nodes and GPUs are unknown in it, so each recorded rank stands for a node of its own.
+    the job had. Nodes and GPUs are unknown in it, so each recorded rank stands for a node of its own. Its iterations are
+    sampled, and numbered here from 0 as they are recorded; the recording's header has their own numbers, as "steps".
     """
     refuse_to_replace(out, force=force)
     try:
@@ -44,7 +45,7 @@ def straggler_analysis(parquet: Path, out: Path, *, force: bool, max_bytes: int 
         raise Problem(str(error)) from error
     for name, count in trace.ignored_operations.items():
         click.echo(f"left out: {count} operations of unknown kind {printable(name)!r}", err=True)
-    header = Header(source=f"straggler-analysis {parquet.name}", topics=(EVENTS,))
+    header = Header(source=f"straggler-analysis {parquet.name}", topics=(EVENTS,), configuration={"steps": trace.steps})
     with write_recording(out, header, max_bytes=max_bytes) as writer:
         for offset, batch in enumerate(progress(trace.batches(), doing="importing", total=len(trace))):
             key = events_key(batch.job_id, batch.node)

@@ -4,6 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from schemas.events import Communicators
 
 Axis = Literal["pipeline", "data", "tensor", "embedding"]
@@ -64,6 +66,7 @@ class Layout:
     def membership(self, rank: int) -> Communicators:
         """Return what the rank's agent says of its communicators."""
         rows = list(self._rows[rank].values())
+        comms = np.array([row[0] for row in rows], np.uint64)  # left to itself, numpy makes floats of such numbers
         return Communicators.build(
-            len(rows), rank=rank, comm=[r[0] for r in rows], comm_rank=[r[1] for r in rows], size=[r[2] for r in rows]
+            len(rows), rank=rank, comm=comms, comm_rank=[row[1] for row in rows], size=[row[2] for row in rows]
         )

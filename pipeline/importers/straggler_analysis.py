@@ -4,6 +4,9 @@ Source: Lin et al., "Understanding Stragglers in Large Model Training Using What
 columns as in github.com/ByteDance-Seed/StragglerAnalysis. What the file cannot say stays unknown: nodes and GPUs (each
 recorded rank gets a node of its own, named "rank-<n>"), sizes of transfers (bytes are 0, which no NCCL call has), and
 the ranks of a tensor-parallel group beside the recorded one, which are not declared.
+
+Iterations are sampled, from 16 to 1,238 in one file. They are laid one after another and numbered from 0 as they are
+recorded: a delay of 3 is then three iterations that somebody saw. `Trace.steps` has the numbers of the trace itself.
 """
 
 from collections.abc import Iterator
@@ -83,14 +86,14 @@ class Trace:
     job_id: str
     world_size: int
     ranks: tuple[int, ...]
+    steps: tuple[int, ...]  # the trace's own number of each iteration
     ignored_operations: dict[str, int]  # of unknown kind, by name
-    _iterations: tuple[int, ...]
     _iteration_end_ns: IntArray  # (n_iterations,)
     _communicators: dict[int, Communicators]
     _operations: _Operations
 
     def __len__(self) -> int:
-        return len(self.ranks) * len(self._iterations)
+        return len(self.ranks) * len(self.steps)
 
     def batches(self) -> Iterator[EventBatch]:
         """Yield the batches, iteration by iteration and rank by rank."""
@@ -98,22 +101,22 @@ class Trace:
         bounds = {
             (rank, iteration): _bounds(self._operations, rank, iteration)
             for rank in self.ranks
-            for iteration in self._iterations
+            for iteration in range(len(self.steps))
         }
-        for seq, (iteration, end_ns) in enumerate(zip(self._iterations, self._iteration_end_ns, strict=True)):
+        for iteration, end_ns in enumerate(self._iteration_end_ns.tolist()):
             for rank in self.ranks:
                 yield EventBatch(
                     job_id=self.job_id,
                     incarnation="0",
                     node=f"rank-{rank}",
                     agent_version=f"import {version('failslow')}",
-                    seq=seq,
+                    seq=iteration,
                     agent_start_ns=0,
-                    flush_ns=int(end_ns),
+                    flush_ns=end_ns,
                     flush_interval_ns=interval_ns,
                     world_size=self.world_size,
                     sensors=Sensor.GPU | Sensor.SPAN | Sensor.MARKER,
-                    is_last=seq == len(self._iterations) - 1,
+                    is_last=iteration == len(self.steps) - 1,
                     ranks=(RankInfo(rank=rank, local_rank=0, pid=0, process_start_ns=0, gpu=None, gpu_uuid=None),),
                     communicators=self._communicators[rank],
                     **_tables(self._operations, bounds[rank, iteration]),
@@ -138,13 +141,13 @@ def read_trace(path: Path) -> Trace:
     job_id = path.stem
     has_embedding = columns["optype"] == _OPTYPES.index("embedding-grads-all-reduce")
     layout = Layout(job_id, placements, world_size, embedding_ranks=set(columns["rank"][has_embedding].tolist()))
-    operations, iterations, iteration_end_ns = _operations(columns, layout)
+    operations, steps, iteration_end_ns = _operations(columns, layout)
     return Trace(
         job_id=job_id,
         world_size=world_size,
         ranks=tuple(placements),
         ignored_operations={count["values"]: count["counts"] for count in unknown},
-        _iterations=iterations,
+        steps=steps,
         _iteration_end_ns=iteration_end_ns,
         _communicators={rank: layout.membership(rank) for rank in placements},
         _operations=operations,
@@ -205,8 +208,8 @@ def _operations(columns: dict[str, Any], layout: Layout) -> tuple[_Operations, t
     """Lay the iterations one after another and number the calls of each communicator and function."""
     start_ns = np.rint(columns["start_ts"].astype(np.float64) * 1e9).astype(np.int64)
     duration_ns = np.rint(columns["duration"].astype(np.float64) * 1e9).astype(np.int64)
-    iterations, place = np.unique(columns["step"], return_inverse=True)
-    length_ns = np.zeros(len(iterations), np.int64)
+    steps, place = np.unique(columns["step"], return_inverse=True)
+    length_ns = np.zeros(len(steps), np.int64)
     np.maximum.at(length_ns, place, start_ns + duration_ns)
     end_ns = np.cumsum(length_ns)
     start_ns += (end_ns - length_ns)[place]
@@ -225,7 +228,7 @@ def _operations(columns: dict[str, Any], layout: Layout) -> tuple[_Operations, t
                 peer[rows] = (layout.placements[member].stage + stages_away) % layout.n_stages
     operations = _Operations(
         rank=rank,
-        iteration=columns["step"][order].astype(np.int64),
+        iteration=place[order],
         optype=optype,
         micro_batch=np.maximum(columns["mb_id"][order].astype(np.int64), 0),
         start_ns=start_ns[order],
@@ -234,7 +237,7 @@ def _operations(columns: dict[str, Any], layout: Layout) -> tuple[_Operations, t
         peer=peer,
         seq=_running_count(rank, comm, op),
     )
-    return operations, tuple(iterations.tolist()), end_ns
+    return operations, tuple(steps.tolist()), end_ns
 
 
 def _running_count(*keys: npt.NDArray[Any]) -> IntArray:

@@ -69,9 +69,13 @@ def batches(tmp_path: Path) -> list[EventBatch]:
 
 def test_there_is_one_batch_for_each_recorded_rank_and_iteration(batches: list[EventBatch]) -> None:
     assert [(b.node, b.seq, int(b.markers.iteration[0])) for b in batches] == [
-        (f"rank-{rank}", seq, step) for seq, step in enumerate(STEPS) for rank in (0, 3, 6, 9)
+        (f"rank-{rank}", iteration, iteration) for iteration in range(3) for rank in (0, 3, 6, 9)
     ]
     assert [b.is_last for b in batches] == [False] * 8 + [True] * 4
+
+
+def test_sampled_iterations_are_numbered_as_recorded_and_keep_their_own_numbers_aside(tmp_path: Path) -> None:
+    assert read_trace(written(tmp_path, rows())).steps == STEPS
 
 
 def test_only_recorded_ranks_are_declared_and_the_world_is_as_large_as_it_was(batches: list[EventBatch]) -> None:
@@ -132,6 +136,11 @@ def test_communicators_follow_from_replica_and_stage(batches: list[EventBatch]) 
     }
     assert {sizes[comm] for comm, ranks in members.items() if len(ranks) == 1} == {3}
     assert {sizes[comm] for comm, ranks in members.items() if len(ranks) == 2} == {2}
+
+
+def test_calls_are_on_communicators_that_their_rank_is_a_member_of(batches: list[EventBatch]) -> None:
+    for batch in batches:
+        assert set(batch.calls.comm.tolist()) == set(batch.communicators.comm.tolist())
 
 
 def test_calls_of_a_communicator_and_function_are_counted_over_the_whole_trace(batches: list[EventBatch]) -> None:

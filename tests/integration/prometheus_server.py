@@ -26,7 +26,7 @@ class PrometheusServer:
 
     def __init__(self, program: str, deployed: Path, target_port: int, folder: Path) -> None:
         configuration = yaml.safe_load(deployed.read_text())
-        configuration["global"]["scrape_interval"] = "200ms"
+        configuration["global"]["scrape_interval"] = "500ms"  # and its time-out with it
         for scrape in configuration["scrape_configs"]:
             scrape["static_configs"] = [{"targets": [f"127.0.0.1:{target_port}"]}]
         configured = folder / "prometheus.yml"

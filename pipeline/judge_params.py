@@ -21,7 +21,7 @@ class JudgeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lost_sight_frames: int = 10
     update_frames: int = 100  # an incident that lasts is restated this often, for its cost
     restate_frames: int = 25  # or this often, where its size has changed by a third
-    imbalance_frames: int = 24  # seen before a job's own imbalance is told
+    imbalance_frames: int = 12  # seen before a job's own imbalance is told, of twice as many looked at
     stage_imbalance_ratio: float = 1.25
     data_imbalance_ratio: float = 1.10
 

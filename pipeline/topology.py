@@ -177,7 +177,7 @@ class Topology:
             if not self.node_by_rank[rank]:
                 continue
             comm = self._data_communicator(rank, roles)
-            if comm is not None and self.size[comm] >= 3:
+            if comm is not None and self.size.get(comm, 0) >= 3:
                 groups[rank] = number.setdefault(comm, len(number))
             else:
                 signature = self.signature(rank)

@@ -18,7 +18,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CONSUMER_LINES_MAX = 12
 
 # Parts of detectors/ that are no detector: the protocol, and arithmetic that several share.
-NOT_DETECTORS = {"__init__", "detector", "robust"}
+NOT_DETECTORS = {"__init__", "detector", "per_series", "robust"}
 
 
 def read(name: str) -> str:

@@ -1,8 +1,10 @@
 """The demo's cast: a broker inside this process, and recorder, Faust worker and simulated agents as real processes."""
 
+import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,31 +13,27 @@ from types import TracebackType
 from typing import Self
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.agent_process import ExpectedIncident, agent_command
+from pipeline.agent_process import agent_command
 from pipeline.broker import EmbeddedBroker
-from pipeline.replay import Incident, incidents
 from pipeline.settings import Settings
 from pipeline.subscription import Subscription
-from schemas.alerts import Alert
+from pipeline.verdict import Arrival
 from schemas.codec import decode_alert
 from schemas.topics import ALERTS, EVENTS, ITERATIONS, TOPICS
 
 DRAIN_S_MAX = 45.0
 END_S_MAX = 25.0
+START_S_MAX = 60.0
 _ANSWER_S = 5.0
+_LOOK_S = 0.1
+_CONSUMED = (EVENTS, ITERATIONS)
+_METRICS_AT = re.compile(r"http://[\d.]+:\d+/metrics")
 
 
 class DemoError(RuntimeError):
     """A process of the demo failed; the message has its last words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """An alert, and when the broker had it."""
-
-    alert: Alert
-    time_ns: int
 
 
 @dataclass(slots=True)
@@ -59,9 +57,6 @@ class Demo:
         self._start("recorder", [*pipeline, "record", *where, *out])
         worker = ["--driver", "faust", "--metrics-port", "0", "--state-dir", str(self.folder)]
         self._start("worker", [*pipeline, "run", *where, *worker])
-        self.epoch_ns = time.time_ns()
-        simulate = ["--simulate", str(self.scenario), "--epoch", str(self.epoch_ns)]
-        self._start("agents", agent_command("run", *simulate, *where))
         return self
 
     def __exit__(
@@ -84,6 +79,22 @@ class Demo:
         if self._broker is None:
             raise DemoError("the demo has not been started")
         return self._broker.bootstrap
+
+    def start_job(self) -> None:
+        """Start the simulated job, once the worker holds all partitions: its delays are those of a running pipeline.
+
+        Raises DemoError.
+        """
+        deadline_s = time.monotonic() + START_S_MAX
+        while not self._is_worker_ready():
+            if time.monotonic() > deadline_s:
+                raise DemoError(f"the worker was not ready after {START_S_MAX:.0f} s: {self._last_words('worker')}")
+            self._refuse_end("worker")
+            self._refuse_end("recorder")
+            time.sleep(_LOOK_S)
+        self.epoch_ns = time.time_ns()
+        simulate = ["--simulate", str(self.scenario), "--epoch", str(self.epoch_ns)]
+        self._start("agents", agent_command("run", *simulate, "--bootstrap", self.bootstrap))
 
     def follow(self) -> Iterator[Arrival | None]:
         """Yield alerts as they come, None several times a second, until the job has ended and all is judged.
@@ -145,6 +156,24 @@ class Demo:
         lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
+    def _is_worker_ready(self) -> bool:
+        """Whether the worker's own metrics say that it holds every partition."""
+        said = _METRICS_AT.search((self.folder / "worker.log").read_text(errors="replace"))
+        if said is None:
+            return False
+        try:
+            with urllib.request.urlopen(said.group(), timeout=_ANSWER_S) as answer:  # noqa: S310 - our own worker
+                families = list(text_string_to_metric_families(answer.read().decode()))
+        except OSError:
+            return False
+        held = {
+            sample.labels["topic"]: sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == "failslow_partitions_assigned"
+        }
+        return all(held.get(spec.name) == spec.partitions for spec in TOPICS if spec.name in _CONSUMED)
+
     def _is_drained(self) -> bool:
         """Whether the worker has committed all events and all iterations: nothing is left to be judged."""
         consumer = Consumer(
@@ -152,7 +181,7 @@ class Demo:
         )
         try:
             for spec in TOPICS:
-                if spec.name not in (EVENTS, ITERATIONS):
+                if spec.name not in _CONSUMED:
                     continue
                 partitions = [TopicPartition(spec.name, partition) for partition in range(spec.partitions)]
                 for found in consumer.committed(partitions, timeout=_ANSWER_S):
@@ -164,51 +193,3 @@ class Demo:
         finally:
             consumer.close()
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What was injected, beside what was said of it; `found` is None where nothing right was said."""
-
-    expected: ExpectedIncident
-    found: Incident | None
-    delay_iterations: int | None
-    delay_s: float | None  # from the first faulty iteration's begin to the broker having the alert
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the right component was flagged, and the incident has ended."""
-        return self.found is not None and self.found.last.resolution is not None
-
-
-def answers(
-    expected: list[ExpectedIncident], arrivals: list[Arrival], epoch_ns: int
-) -> tuple[list[Answer], list[Incident]]:
-    """Return an answer for each injected fault, and the incidents above info that nobody injected.
-
-    An incident answers one fault: of those that name its set of components, the one whose onset is the nearest.
-    """
-    found = incidents(arrival.alert for arrival in arrivals)
-    time_ns_by_revision = {(a.alert.fingerprint, a.alert.revision): a.time_ns for a in reversed(arrivals)}
-    pairs = sorted(
-        (abs(incident.first.onset_iteration - fault.onset_iteration), number, place)
-        for number, fault in enumerate(expected)
-        for place, incident in enumerate(found)
-        if incident.last.kind == fault.kind and frozenset(incident.last.component.candidates) == fault.candidates
-    )
-    place_by_fault: dict[int, int] = {}
-    for _, number, place in pairs:
-        if number not in place_by_fault and place not in place_by_fault.values():
-            place_by_fault[number] = place
-    given = []
-    for number, fault in enumerate(expected):
-        if number not in place_by_fault:
-            given.append(Answer(fault, None, None, None))
-            continue
-        first = found[place_by_fault[number]].first
-        arrived_ns = time_ns_by_revision[first.fingerprint, first.revision]
-        delay_s = (arrived_ns - epoch_ns) / 1e9 - fault.onset_s
-        delay_iterations = first.detected_iteration - fault.onset_iteration
-        given.append(Answer(fault, found[place_by_fault[number]], delay_iterations, delay_s))
-    left = [incident for place, incident in enumerate(found) if place not in place_by_fault.values()]
-    return given, [incident for incident in left if incident.is_above_info]

@@ -13,12 +13,13 @@ from pipeline.agent_process import AgentProblem, ExpectedIncident, expected_inci
 from pipeline.broker import BrokerError
 from pipeline.commands.options import command as declare_command
 from pipeline.commands.options import examples, force_option, refuse_to_replace
-from pipeline.demo import Answer, Demo, DemoError, answers
+from pipeline.demo import Demo, DemoError
 from pipeline.engine import Engine
 from pipeline.judge import Judge
 from pipeline.recording import read_recording
 from pipeline.replay import Stage, compare, count_records, incidents, merge, replay
-from pipeline.terminal import Problem, accused_text, alert_line, component_text, stdout
+from pipeline.terminal import Problem, accused_text, alert_line, component_text, progress, stdout
+from pipeline.verdict import Answer, answers
 from schemas.topics import ALERTS, EVENTS, ITERATIONS
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "demo.toml"
@@ -52,7 +53,9 @@ def command(ctx: click.Context, /, scenario: Path, out: Path | None, *, force: b
         with tempfile.TemporaryDirectory(prefix="failslow-demo-") as folder:
             recording = out or Path(folder, "demo.fsr")
             with Demo(scenario, recording, Path(folder)) as demo:
-                click.echo(f"broker on {demo.bootstrap}; {scenario.name} is running, {len(expected)} faults will come")
+                click.echo(f"broker on {demo.bootstrap}; a Faust worker and a recorder are starting")
+                demo.start_job()
+                click.echo(f"{scenario.name} is running; {len(expected)} faults will come")
                 _show(demo, expected)
                 demo.end()
             given, strays = answers(expected, demo.arrivals, demo.epoch_ns)
@@ -139,10 +142,11 @@ def _replay(path: Path) -> bool:
     ways: tuple[tuple[str, Stage], ...] = ((ITERATIONS, Judge()), (EVENTS, Engine()))
     for topic, stage in ways:
         started_s = time.monotonic()
-        alerts = list(replay(merge(recording, topic, counts), stage))
+        n_records = sum(n for (name, _), n in counts.items() if name == topic)
+        records = progress(merge(recording, topic, counts), doing=f"replaying {topic}", total=n_records)
+        alerts = list(replay(records, stage))
         took_s = time.monotonic() - started_s
         comparison = compare((record.value for record in merge(recording, ALERTS, counts)), alerts)
-        n_records = sum(n for (name, _), n in counts.items() if name == topic)
         said = f"{comparison.n_identical} alerts identical, byte for byte"
         if not comparison.is_identical:
             said += f"; {len(comparison.differences)} DIFFER, the first: {comparison.differences[0]}"

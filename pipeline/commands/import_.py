@@ -35,8 +35,8 @@ def straggler_analysis(parquet: Path, out: Path, *, force: bool, max_bytes: int 
     """Import a trace of ByteDance's StragglerAnalysis.
 
     PARQUET holds every operation of sampled iterations of one job; a file meta-*.yaml beside it says how many ranks
-    the job had. Nodes and GPUs are unknown in it, so each recorded rank stands for a node of its own. Its iterations are
-    sampled, and numbered here from 0 as they are recorded; the recording's header has their own numbers, as "steps".
+    the job had. Nodes and GPUs are unknown in it, so each recorded rank stands for a node of its own. Its iterations
+    are sampled, and numbered here from 0 as they are recorded; the recording's header has their own numbers as "steps".
     """
     refuse_to_replace(out, force=force)
     try:

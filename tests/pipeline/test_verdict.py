@@ -1,9 +1,9 @@
-"""The demo's verdict: right means the right set of components, resolved, and nothing else flagged."""
+"""A verdict: right means the right set of components, resolved, and nothing else flagged."""
 
 import msgspec
 
 from pipeline.agent_process import ExpectedIncident
-from pipeline.demo import Arrival, answers
+from pipeline.verdict import Arrival, answers
 from schemas.alerts import (
     Alert,
     AlertState,

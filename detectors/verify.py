@@ -6,8 +6,9 @@ Advanced Theory of Statistics vol. 1 (1977), 10.10; of a trimmed mean, P. J. Hub
 quantile of Student's t, M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
 
 On logarithms: log ratio = location(after) - location(before), with
-    location = midmean (mean of the middle half) of eight values or more, median of three to seven; of one or two values
-        the least change that they both show, so that one spike confirms nothing;
+    location = midmean (mean of the middle half) of eight values or more, median of three to seven; of an even number of
+        fewer than eight, the one of both middle values that shows less change (of two: the least change that they both
+        show), so that one spike confirms nothing;
     sigma = the wide scale of `before` (see `robust`), which sees a job that alternates between two speeds, but not
         spikes in one iteration of twenty;
     standard error = sigma sqrt(inflation) sqrt(c(after)^2 / n_after + c(before)^2 / n_before), c = 1.093 for the
@@ -18,7 +19,8 @@ On logarithms: log ratio = location(after) - location(before), with
         and no further out than 0 if chance alone, at the rate at which `before` has such values, would put so many of
         `after` there with more probability than 1 - confidence. (Such values: more than half of the way out to
         `after`, and beyond 3.3 sigma. This sign test, free of any distribution, keeps two spikes in a row from
-        confirming where spikes are frequent.)
+        confirming where spikes are frequent.) Nor does it lie further out than 0 if the latest value is back by more
+        than half: what is over needs no incident.
 
 Blind to: a change that is already in `before`; a slow change, of which each `before` holds a part (compare with the
 reference of `cusum` then); correlation over longer than the stretches it is given.
@@ -104,12 +106,12 @@ def shift(before: FloatArray, after: FloatArray, *, confidence: float = CONFIDEN
     lower = min(low - level - margin, low - stretch_high)
     upper = max(high - level + margin, high - stretch_low)
     beyond = min(low, max(level + 3.3 * sigma, (level + low) / 2))
-    if _chance_of(reference >= beyond, recent >= beyond) > 1 - confidence:
+    if recent[-1] < (level + low) / 2 or _chance_of(reference >= beyond, recent >= beyond) > 1 - confidence:
         lower = min(lower, 0.0)
     beyond = max(high, min(level - 3.3 * sigma, (level + high) / 2))
-    if _chance_of(reference <= beyond, recent <= beyond) > 1 - confidence:
+    if recent[-1] > (level + high) / 2 or _chance_of(reference <= beyond, recent <= beyond) > 1 - confidence:
         upper = max(upper, 0.0)
-    log_ratio = min(max(0.0, low - level), high - level) if m < 3 else low - level
+    log_ratio = min(max(0.0, low - level), high - level)
     return Shift(log_ratio, lower, upper, n, m)
 
 
@@ -167,8 +169,9 @@ def _location(values: FloatArray) -> float:
 
 def _span(values: FloatArray) -> tuple[float, float]:
     """Return the least and the greatest location that the values after the change allow."""
-    if len(values) < 3:
-        return float(values.min()), float(values.max())
+    if len(values) < _MIDMEAN_FROM:
+        ranked = np.sort(values)
+        return float(ranked[(len(values) - 1) // 2]), float(ranked[len(values) // 2])
     location = _location(values)
     return location, location
 

@@ -10,6 +10,7 @@ from pipeline.record import Record
 from pipeline.topics import TopicsMissing, partition_counts
 
 POLL_S = 0.2
+ANSWER_S = 10.0  # that people wait for a broker's first answer
 _BATCH = 500
 # librdkafka reports these with an underscore, as they do not come from the broker; the last three pass by themselves.
 _AT_END = KafkaError._PARTITION_EOF  # noqa: SLF001
@@ -27,7 +28,7 @@ class Subscription:
     """
 
     def __init__(self, bootstrap: str, topics: Sequence[str], *, from_beginning: bool) -> None:
-        counts = partition_counts(bootstrap)
+        counts = partition_counts(bootstrap, timeout_s=ANSWER_S)
         missing = [topic for topic in topics if topic not in counts]
         if missing:
             raise TopicsMissing(

@@ -13,10 +13,12 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from pipeline import subscription
 from pipeline.commands.options import command as declare_command
 from pipeline.commands.options import examples
 from pipeline.terminal import stdout
-from pipeline.topics import BrokerUnreachable, TopicsMissing, check
+from pipeline.topics import BrokerUnreachable, partition_counts
+from schemas.topics import TOPICS
 
 EXIT_MISSING = 2
 
@@ -137,13 +139,15 @@ def _node() -> Iterator[Finding]:
 
 def _broker(bootstrap: str) -> Iterator[Finding]:
     try:
-        partitions = check(bootstrap)
+        partitions = partition_counts(bootstrap, timeout_s=subscription.ANSWER_S)
     except BrokerUnreachable as error:
         yield Finding("broker", Outcome.MISSING, bootstrap, str(error))
-    except TopicsMissing as error:
-        yield Finding("broker", Outcome.GOOD, bootstrap)
-        yield Finding("topics", Outcome.MISSING, "not declared", str(error))
-    else:
-        yield Finding("broker", Outcome.GOOD, bootstrap)
-        ours = ", ".join(f"{name} ({n})" for name, n in sorted(partitions.items()) if name.startswith("failslow."))
-        yield Finding("topics and their partitions", Outcome.GOOD, ours)
+        return
+    yield Finding("broker", Outcome.GOOD, bootstrap)
+    for spec in TOPICS:
+        found = partitions.get(spec.name)
+        if found is None:
+            remedy = f"run `failslow init --bootstrap {bootstrap}`"
+            yield Finding(f"topic {spec.name}", Outcome.MISSING, "not declared", remedy)
+        else:
+            yield Finding(f"topic {spec.name}", Outcome.GOOD, f"{found} partitions")

@@ -128,7 +128,7 @@ def test_a_broker_has_to_be_named_by_option_or_environment() -> None:
 
 
 def test_a_broker_that_does_not_answer_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.topics.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("pipeline.subscription.ANSWER_S", 0.3)
     result = run("alerts", env={"KAFKA_BOOTSTRAP": "127.0.0.1:1"})
     assert result.exit_code == 2
     assert result.output.startswith("Error: no Kafka broker answers at 127.0.0.1:1")
@@ -147,7 +147,7 @@ def test_the_doctor_finds_this_interpreter_and_its_packages_in_order() -> None:
 
 
 def test_the_doctor_names_the_remedy_for_a_silent_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.topics.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("pipeline.subscription.ANSWER_S", 0.3)
     result = run("doctor", "--bootstrap", "127.0.0.1:1")
     assert result.exit_code == 2
     assert "!! broker: 127.0.0.1:1; no Kafka broker answers" in result.output
@@ -159,7 +159,8 @@ def test_the_doctor_tells_missing_topics_from_a_silent_broker() -> None:
         result = run("doctor", "--bootstrap", broker.bootstrap)
     assert result.exit_code == 2
     assert "ok broker" in result.output
-    assert f"run `failslow init --bootstrap {broker.bootstrap}`" in result.output
+    assert f"ok topic {EVENTS}: 8 partitions" in result.output
+    assert f"!! topic {ALERTS}: not declared; run `failslow init --bootstrap {broker.bootstrap}`" in result.output
 
 
 @pytest.mark.broker

@@ -8,9 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from pipeline.__main__ import main
 from pipeline.importers.straggler_analysis import InvalidTrace, read_trace
-from schemas.codec import decode_events, encode_events
+from schemas.alerts import ComponentName, ComponentType, Kind, Severity
+from schemas.codec import decode_alert, decode_events, encode_events
 from schemas.events import CallSource, EventBatch, Op, Sensor, SpanKind
 
 # Two stages, two replicas and one tensor rank recorded of three: an iteration of each has these operations.
@@ -245,3 +248,26 @@ def test_real_traces_are_read_whole(data: Path, name: str, n_ranks: int, n_itera
     first = next(trace.batches())
     assert len(first.calls) > 0
     assert len(first.spans) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "component", "exit_code"),
+    [
+        ("AR", Kind.SLOW_RANK, ComponentName(type=ComponentType.RANK, node="rank-0", rank=0), 3),
+        ("ST", Kind.STAGE_IMBALANCE, ComponentName(type=ComponentType.STAGE, stage=3), 0),
+        ("SE", Kind.DATA_IMBALANCE, ComponentName(type=ComponentType.JOB), 0),
+    ],
+)
+def test_real_traces_are_judged_right_and_nothing_else_is_said(
+    data: Path, tmp_path: Path, name: str, kind: Kind, component: ComponentName, exit_code: int
+) -> None:
+    trace, out = data / "straggler-analysis" / f"trace-{name}.parquet", tmp_path / "a.fsr"
+    runner = CliRunner()
+    assert runner.invoke(main, ["import", "straggler-analysis", str(trace), "--out", str(out)]).exit_code == 0
+    result = runner.invoke(main, ["replay", "--json", str(out)])
+    assert result.exit_code == exit_code
+    alerts = [decode_alert(line) for line in result.stdout_bytes.splitlines()]
+    assert {(alert.kind, alert.component.candidates) for alert in alerts} == {(kind, (component,))}
+    assert {alert.severity for alert in alerts} <= (
+        {Severity.INFO} if exit_code == 0 else {*Severity} - {Severity.INFO}
+    )

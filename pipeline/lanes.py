@@ -165,6 +165,18 @@ class Lanes:
         """Return the lane of a partition, None where it is not assigned."""
         return self._lanes.get(partition)
 
+    def is_behind(self, partition: Partition, offset: int, end: int | None) -> bool:
+        """Whether the broker has more of an assigned partition than what came before `offset`, of what was fetched.
+
+        `end` is what the client knows of the partition's end; what was known when it was assigned counts as well.
+        """
+        lane = self._lanes.get(partition)
+        return lane is not None and max(end or 0, lane.end) > max(offset, lane.position)
+
+    def assigned(self, topic: str) -> list[Partition]:
+        """Return the partitions of one topic that have a lane."""
+        return [partition for partition in list(self._lanes) if partition[0] == topic]
+
     @property
     def positions(self) -> dict[Partition, int]:
         """What may be committed: of every lane that has come past what was committed before."""

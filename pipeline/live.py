@@ -6,9 +6,11 @@ have come, and where a partition begins is where its lane begins (docs/decisions
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,15 +20,18 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode.utils.futures import notify
 
+from pipeline.lookback import Partition
+from pipeline.merging import HOLD_S, Merge
 from pipeline.record import Record
 from pipeline.settings import REQUEST_TIMEOUT_S, Settings
 from pipeline.wiring import Parts, Stages, parts
-from schemas.topics import MAX_MESSAGE_BYTES
+from schemas.topics import EVENTS, MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 _faust_logger = logging.getLogger("faust.worker")  # its services log under the module of their class otherwise
 
 END_S_MAX = 10.0
+FETCH_BYTES_MAX = 1 << 20  # of one partition at a time, so that others are heard of; a larger message still comes
 _MAX_POLL_INTERVAL_S = 24 * 3600.0  # a broker that is away is waited for; a worker that is dead misses its heartbeats
 
 
@@ -48,7 +53,9 @@ async def _serve(settings: Settings, made: Parts) -> None:
         app = build(settings, made, folder)
         try:
             starting = asyncio.ensure_future(app.start())
+            draining = asyncio.ensure_future(app.drain_for_ever())
             await app.wait_for_stopped(ending.wait())
+            draining.cancel()
             if not ending.is_set():
                 raise app.crash_reason or RuntimeError("Faust has stopped by itself")  # noqa: TRY301 - one way out
         except BaseException as error:  # noqa: BLE001 - stopping Faust in an orderly way would commit
@@ -77,7 +84,7 @@ def build(settings: Settings, made: Parts, folder: str) -> "_App":
         value_serializer="raw",
         consumer_group_instance_id=settings.member or None,
         consumer_auto_offset_reset="earliest",
-        consumer_max_fetch_size=MAX_MESSAGE_BYTES,
+        consumer_max_fetch_size=FETCH_BYTES_MAX,
         broker_session_timeout=settings.session_timeout_s,
         broker_heartbeat_interval=settings.session_timeout_s / 4,
         broker_request_timeout=REQUEST_TIMEOUT_S,
@@ -88,13 +95,27 @@ def build(settings: Settings, made: Parts, folder: str) -> "_App":
     )
     app.fetch_wait_ms = settings.fetch_wait_ms
     for name in settings.stage.topics:
+        feed = _Feed(app, name)
         topic = app.topic(name, key_serializer="raw", value_serializer="raw", internal=True)
-        app.agent(topic, name=name, concurrency=1)(_agent(made))
+        app.agent(topic, name=name, concurrency=1)(feed.agent)
+        app.feeds.append(feed)
     return app
 
 
-def _agent(made: Parts) -> Any:
-    async def drive(stream: Any) -> None:
+class _Feed:
+    """Hands the records of one topic to its lanes: events in order of time, iterations as they come.
+
+    A job's iterations are all in one partition; its events are in many.
+    """
+
+    def __init__(self, app: "_App", topic: str) -> None:
+        self._app = app
+        self._topic = topic
+        self._merge = Merge() if topic == EVENTS else None
+        self._draining = asyncio.Lock()
+
+    async def agent(self, stream: Any) -> None:
+        """Take records from Faust for as long as the worker runs."""
         async for event in stream.events():
             message = event.message
             record = Record(
@@ -105,14 +126,37 @@ def _agent(made: Parts) -> Any:
                 message.key or b"",
                 message.value or b"",
             )
-            try:
-                await _handle(made, record)
-            except asyncio.CancelledError:
-                raise  # the worker is told to end; the lane has not moved, so nothing of this is committed
-            except BaseException as error:  # noqa: BLE001 - Faust would go on with the next record
-                made.end_at_once(record, error)
+            if self._merge is None:
+                await self._handle(record)
+            else:
+                self._merge.add(record, time.monotonic())
+                await self.drain()
 
-    return drive
+    async def drain(self) -> None:
+        """Handle what is known to be next."""
+        async with self._draining:
+            while self._merge is not None:
+                assigned = self._app.made.lanes.assigned(self._topic)
+                record = self._merge.pop(assigned, self._is_behind, time.monotonic())
+                if record is None:
+                    return
+                await self._handle(record)
+
+    def clear(self) -> None:
+        """Forget what was fetched and not handled: it will be fetched again."""
+        if self._merge is not None:
+            self._merge.clear()
+
+    def _is_behind(self, partition: Partition, offset: int) -> bool:
+        return self._app.made.lanes.is_behind(partition, offset, self._app.end_of(partition))
+
+    async def _handle(self, record: Record) -> None:
+        try:
+            await _handle(self._app.made, record)
+        except asyncio.CancelledError:
+            raise  # the worker is told to end; the lane has not moved, so nothing of this is committed
+        except BaseException as error:  # noqa: BLE001 - Faust would go on with the next record
+            self._app.made.end_at_once(record, error)
 
 
 async def _handle(made: Parts, record: Record) -> None:
@@ -133,7 +177,24 @@ class _App(faust.App):  # type: ignore[misc] # Faust is not typed for mypy's str
 
     def __init__(self, *arguments: Any, made: Parts, **options: Any) -> None:
         self.made = made
+        self.feeds: list[_Feed] = []
         super().__init__(*arguments, **options)
+
+    def end_of(self, partition: Partition) -> int | None:
+        """Return what the client knows of a partition's end, None where it is not assigned or was never fetched."""
+        tp = TP(*partition)
+        with contextlib.suppress(AssertionError):  # aiokafka's, of a partition that goes in this very moment
+            if tp in self.consumer.assignment():
+                end: int | None = self.consumer.highwater(tp)
+                return end
+        return None
+
+    async def drain_for_ever(self) -> None:
+        """Let go of records that have waited long enough for others, which may never come."""
+        while True:
+            await asyncio.sleep(HOLD_S / 4)
+            for feed in self.feeds:
+                await feed.drain()
 
     def _new_transport(self) -> "_Transport":
         return _Transport(self.conf.broker_consumer, self)
@@ -159,6 +220,8 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]
 
     async def perform_seek(self) -> None:
         """Seek every assigned partition to where its lane begins, which for a new one is before what is committed."""
+        for feed in self.app.feeds:
+            feed.clear()
         found = await self.seek_to_committed()
         committed = {(tp.topic, tp.partition): offset for tp, offset in found.items()}
         loop = asyncio.get_running_loop()
@@ -179,7 +242,7 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]
         return ()
 
     def _filter_committable_offsets(self, _tps: Any) -> Mapping[Any, int]:
-        self.app.made.metrics.show_lags(self.app.made.lanes.positions, lambda partition: self.highwater(TP(*partition)))
+        self.app.made.metrics.show_lags(self.app.made.lanes.positions, self.app.end_of)
         return {
             tp: position
             for partition, position in self.app.made.lanes.positions.items()

@@ -9,9 +9,11 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from pipeline.lookback import Partition, to_record
+from pipeline.merging import Merge
 from pipeline.record import Record
 from pipeline.settings import Settings
 from pipeline.wiring import Parts, Stages, parts
+from schemas.topics import EVENTS
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class _Loop:
         self._settings = settings
         self._parts = made
         self._is_ending = False
+        self._merge = Merge()
         self._next_commit_s = 0.0
         self._last_committed: dict[Partition, int] = {}
         self._consumer = Consumer(
@@ -65,10 +68,16 @@ class _Loop:
                 for message in self._consumer.consume(_BATCH, POLL_S):
                     if message.error() is None:
                         record = to_record(message)
-                        self._handle(record)
+                        if record.topic == EVENTS:
+                            self._merge.add(record, time.monotonic())
+                        else:  # a job's iterations are all in one partition; its events are in many
+                            self._handle(record)
                         record = None
                     elif message.error().fatal():
                         raise KafkaException(message.error())  # noqa: TRY301 - the one way out is below
+                while (record := self._next()) is not None:
+                    self._handle(record)
+                    self._commit_when_due()
                 self._commit_when_due()
             self._commit()
             self._consumer.close()
@@ -76,6 +85,17 @@ class _Loop:
             logger.warning("ended while the broker was away")
         except BaseException as error:  # noqa: BLE001 - caught any further out, closing the consumer would commit
             self._parts.end_at_once(record, error)
+
+    def _next(self) -> Record | None:
+        if self._is_ending:
+            return None
+        assigned = [
+            partition for topic in self._settings.stage.topics for partition in self._parts.lanes.assigned(topic)
+        ]
+        return self._merge.pop(assigned, self._is_behind, time.monotonic())
+
+    def _is_behind(self, partition: Partition, offset: int) -> bool:
+        return self._parts.lanes.is_behind(partition, offset, self._highwater(partition))
 
     def _handle(self, record: Record) -> None:
         lane = self._parts.lanes.get((record.topic, record.partition))
@@ -97,6 +117,7 @@ class _Loop:
     def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         known = consumer.committed(partitions, timeout=self._settings.session_timeout_s)
         committed: dict[Partition, int | None] = {(p.topic, p.partition): max(p.offset, 0) for p in known}
+        self._merge.clear()
         starts = self._parts.lanes.assign(committed)
         self._last_committed = {}
         consumer.assign([TopicPartition(*partition, start) for partition, start in starts.items()])

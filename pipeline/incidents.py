@@ -13,7 +13,7 @@ from pipeline.advice import advice, causes
 from pipeline.groups import quiet_median
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
-from pipeline.suspects import Suspect
+from pipeline.suspect import Suspect
 from schemas.alerts import (
     ALERT_SCHEMA_VERSION,
     Alert,

@@ -11,46 +11,27 @@ import numpy as np
 
 from pipeline.changes import Change, ChangeSearch
 from pipeline.frames import Frame, FrameAssembler, Lateness, Signal
-from pipeline.groups import Groups
 from pipeline.history import History
 from pipeline.imbalance import find_imbalance
 from pipeline.incidents import WORKLOAD, IncidentBook, JobIdentity, whole_job
 from pipeline.judge_params import JudgeParams
-from pipeline.links import LinkSearch, Paths
+from pipeline.links import LinkSearch
 from pipeline.observer import FrameSummary, Observer
-from pipeline.suspects import RankSearch, Span, Suspect
+from pipeline.ranks import RankSearch
+from pipeline.structure import Structure
+from pipeline.suspect import Span, Suspect
+from pipeline.throttling import rarely_throttled
 from pipeline.topology import Topology
 from pipeline.watch import JobWatch, ScaledWatch
 from schemas.alerts import Alert, Evidence, Kind, Resolution
-from schemas.events import Sensor, ThrottleReason
+from schemas.events import Sensor
 from schemas.iterations import IterationBatch, Quality
 from schemas.table import BoolArray, FloatArray, IntArray
 
 _NOT_COMPARABLE = int(Quality.INCOMPLETE | Quality.OTHER_WORK | Quality.PAUSED)
-_SLOWING = int(
-    ThrottleReason.SW_POWER_CAP
-    | ThrottleReason.HW_SLOWDOWN
-    | ThrottleReason.SW_THERMAL_SLOWDOWN
-    | ThrottleReason.HW_THERMAL_SLOWDOWN
-    | ThrottleReason.HW_POWER_BRAKE_SLOWDOWN
-)
 _BALANCED_LOOKS = 3
 _TELEMETRY_LAG_S = 2.5  # two samples, a second apart, and their flush
 _LONGEST_PATIENCE = 40
-_RARE_SHARE = 0.25  # a throttle reason that more of the GPUs show is how this fleet runs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Structure:
-    """What follows from one version of the topology."""
-
-    version: int
-    groups: Groups
-    stages: IntArray
-    paths: Paths
-    expected: IntArray
-    node: tuple[str, ...]
-    gpu: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -81,7 +62,7 @@ class Job:
     nodes_ended: set[str] = field(default_factory=set)
     warmed: int = 0
     first_iteration: int | None = None
-    _structure: _Structure | None = None
+    _structure: Structure | None = None
     _inquiry: _Inquiry | None = None
     _last_change: Change | None = None
     _balanced: int = 0  # looks in succession that found no imbalance
@@ -163,21 +144,12 @@ class Job:
     def _accusing(self) -> list[str]:
         return [name for name, incident in self.book.open.items() if incident.kind not in WORKLOAD]
 
-    def _current_structure(self) -> _Structure:
+    def _current_structure(self) -> Structure:
         if self._structure is None or self._structure.version != self.topology.version:
-            groups = Groups(self.topology.peers())
-            self._structure = _Structure(
-                self.topology.version,
-                groups,
-                self.topology.stages(),
-                Paths.of(self.topology),
-                self.topology.expected_reports(),
-                tuple(self.topology.node_by_rank),
-                tuple(self.topology.gpu_by_rank),
-            )
+            self._structure = Structure.of(self.topology)
         return self._structure
 
-    def _inquire(self, change: Change, structure: _Structure) -> Iterator[Alert]:
+    def _inquire(self, change: Change, structure: Structure) -> Iterator[Alert]:
         if self._inquiry is not None or self._is_explained(change):
             return
         self._last_change = change
@@ -204,7 +176,7 @@ class Job:
                 grown_s += float(np.nanmedian(after) - np.nanmedian(before))
         return grown_s >= 0.5 * gained_s
 
-    def _continue_inquiry(self, structure: _Structure) -> Iterator[Alert]:
+    def _continue_inquiry(self, structure: Structure) -> Iterator[Alert]:
         """Look for the component of a verified slowdown; say "the job" once there has been time enough to see more."""
         inquiry = self._inquiry
         assert inquiry is not None
@@ -259,7 +231,7 @@ class Job:
             suspect = replace(incident.suspect, excess_s=incident.excess_s)
             yield from self._open(suspect, onset, incident.onset_iteration, incident.reference_s, 0.99)
 
-    def _look_at_peers(self, structure: _Structure) -> Iterator[Alert]:
+    def _look_at_peers(self, structure: Structure) -> Iterator[Alert]:
         """Ask whether a component has been slower than its equals for a while, whatever the past."""
         now, stride = self.history.n_frames, self.params.peer_stride
         if now < self.params.window_frames or now % stride:
@@ -278,7 +250,7 @@ class Job:
             assert iteration is not None
             yield from self._open(_felt(suspect, effect_s), onset, iteration, duration_s - effect_s, 0.95)
 
-    def _beyond_other_stages(self, suspect: Suspect, span: Span, structure: _Structure) -> float:
+    def _beyond_other_stages(self, suspect: Suspect, span: Span, structure: Structure) -> float:
         """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
         ranks = np.array([number for what, number in suspect.claims if what == "rank"])
         compute = self.history.compute(span.start, span.stop)
@@ -297,7 +269,7 @@ class Job:
         return first + (int(good[-1]) + 1 if len(good) else 0)
 
     def _suspects(
-        self, span: Span, structure: _Structure, least_excess_s: float, *, links: bool = True
+        self, span: Span, structure: Structure, least_excess_s: float, *, links: bool = True
     ) -> list[Suspect]:
         claimed = self.book.claimed()
         found = self._rank_search(structure).find(span, least_excess_s)
@@ -305,11 +277,9 @@ class Job:
             found += LinkSearch(self.history, self.topology, structure.paths, self.params).find(span, least_excess_s)
         return sorted((s for s in found if not s.claims & claimed), key=lambda s: -s.excess_s)
 
-    def _rank_search(self, structure: _Structure) -> RankSearch:
+    def _rank_search(self, structure: Structure) -> RankSearch:
         source = "span" if self.sensors & Sensor.SPAN else "gpu"
-        return RankSearch(
-            self.history, self.topology, structure.groups, self.params, _rarely_throttled(self._throttle), source
-        )
+        return RankSearch(self.history, self.topology, structure, self.params, rarely_throttled(self._throttle), source)
 
     def _open(
         self, suspect: Suspect, onset_frame: int, onset_iteration: int, reference_s: float, certainty: float
@@ -330,7 +300,7 @@ class Job:
             throttle_reasons=throttle,
         )
 
-    def _look_at_balance(self, structure: _Structure) -> Iterator[Alert]:
+    def _look_at_balance(self, structure: Structure) -> Iterator[Alert]:
         now = self.history.n_frames
         if now % self.params.imbalance_frames or self._accusing():
             return
@@ -357,7 +327,7 @@ class Job:
             0.95,
         )
 
-    def _summary(self, frame: Frame, duration_s: float, usable: BoolArray, structure: _Structure) -> FrameSummary:
+    def _summary(self, frame: Frame, duration_s: float, usable: BoolArray, structure: Structure) -> FrameSummary:
         compute = np.where(usable, frame.signal(Signal.COMPUTE), np.nan)
         if not np.isfinite(compute).any():
             compute = np.where(usable, frame.signal(Signal.DURATION) - frame.signal(Signal.HOST_WAIT), np.nan)
@@ -385,17 +355,6 @@ def _felt(suspect: Suspect, effect_s: float) -> Suspect:
         return suspect
     watch = ScaledWatch(suspect.watch, effect_s / suspect.excess_s)
     return replace(suspect, excess_s=effect_s, watch=watch)
-
-
-def _rarely_throttled(reasons: IntArray) -> BoolArray:
-    """Return (world_size,) who shows a slowing reason that few others show."""
-    slowed = np.zeros(len(reasons), bool)
-    for reason in ThrottleReason:
-        if int(reason) & _SLOWING:
-            has = (reasons & int(reason)) != 0
-            if 0 < np.count_nonzero(has) <= max(1, _RARE_SHARE * len(reasons)):
-                slowed |= has
-    return slowed
 
 
 def _median(values: FloatArray) -> float:

@@ -5,15 +5,15 @@ which observable transfers it would slow. The one under which the observed ratio
 with all others that predict the very same transfers, since no observation can separate those.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.groups import quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
-from pipeline.suspects import Span, Suspect
+from pipeline.paths import Paths
+from pipeline.suspect import Span, Suspect
 from pipeline.topology import Topology
 from pipeline.watch import LinkWatch
 from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
@@ -23,36 +23,6 @@ _SMALLEST_SCALE = 0.03  # of log transfer times: timers and clocks are no better
 _FEWEST_EQUALS = 4
 _RATIO_CAP = 3.0  # in natural logs: one absurd series does not outvote the rest
 _MOST_AT_ONCE = 4
-
-
-@dataclass(slots=True, eq=False)
-class Paths:
-    """What each link hypothesis would slow, for one version of the topology."""
-
-    predicted: dict[ComponentName, IntArray] = field(default_factory=dict)
-    equals: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # (n_series,) class of equal transfers
-    calls: FloatArray = field(default_factory=lambda: np.zeros(0))  # (n_series,) per rank and iteration
-
-    @classmethod
-    def of(cls, topology: Topology) -> "Paths":
-        """Derive the hypotheses from the communicators' rings and send/receive partners."""
-        touched: dict[ComponentName, set[int]] = defaultdict(set)
-        equals: dict[tuple[object, ...], int] = {}
-        numbers = []
-        for index, series in enumerate(topology.series):
-            pairs = topology.paths(index)
-            across = any(a != b for a, b in pairs)
-            for a, b in pairs:
-                touched[ComponentName(type=ComponentType.LINK, node=a, peer=b)].add(index)
-                if across:
-                    touched[ComponentName(type=ComponentType.LINK, node=a)].add(index)
-                    touched[ComponentName(type=ComponentType.LINK, node=b)].add(index)
-            size = topology.size.get(series.key.comm, 0)
-            kind = (series.key.op, series.call_bytes, series.is_point_to_point or size, across)
-            numbers.append(equals.setdefault(kind, len(equals)))
-        predicted = {name: np.array(sorted(indices)) for name, indices in sorted(touched.items())}
-        calls = np.array([float(s.calls) for s in topology.series])
-        return cls(predicted, np.array(numbers, np.int64), calls)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,47 +12,19 @@ import numpy as np
 from pipeline.groups import Groups, quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
+from pipeline.structure import Structure
+from pipeline.suspect import FEWEST_REFERENCE, Span, Suspect
 from pipeline.topology import Topology, gpu_name, rank_name
 from pipeline.watch import RankWatch, Watch
 from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
 from schemas.table import BoolArray, FloatArray, IntArray
 
 _FEWEST_PEERS = 3
-_FEWEST_REFERENCE = 5
 _FEWEST_TURNS = 4  # frames after which ranks of a slow host, late in turns, no longer pass for one slow rank
 _TURNS_SHARE = 0.2  # of frames in which a rank has to be late to count as one of several that are
 _CLOCK_DROP = 0.95
 _QUEUE_RISE = 0.1
 _HOST_BOUND = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
-    """A component that may be the cause: excess_s is what it adds to each iteration, z its signal over noise."""
-
-    kind: Kind
-    component: Component
-    excess_s: float
-    z: float
-    watch: Watch
-    sources: tuple[str, ...]
-    evidence: tuple[Evidence, ...]
-    claims: frozenset[tuple[str, int]] = frozenset()  # what it explains: ranks, or transfer series
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """The frames to judge, [start, stop), and those to compare with, [reference_start, reference_stop), maybe none."""
-
-    start: int
-    stop: int
-    reference_start: int = 0
-    reference_stop: int = 0
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether there is a past to compare with."""
-        return self.reference_stop - self.reference_start >= _FEWEST_REFERENCE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,9 +52,9 @@ def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Ex
     beyond = values - groups.to_ranks(groups.lower_median(values))
     level = quiet_median(values)
     by_peers = groups.known(level) >= _FEWEST_PEERS
-    noise = robust_scale(beyond) if n >= _FEWEST_REFERENCE else np.full(values.shape[1], np.nan)
+    noise = robust_scale(beyond) if n >= FEWEST_REFERENCE else np.full(values.shape[1], np.nan)
     usual = np.zeros(values.shape[1])
-    if b >= _FEWEST_REFERENCE:
+    if b >= FEWEST_REFERENCE:
         before = reference - groups.to_ranks(groups.lower_median(reference))
         usual = np.nan_to_num(quiet_median(before))
         noise = np.fmax(noise, robust_scale(before))
@@ -107,7 +79,7 @@ class RankSearch:
 
     history: History
     topology: Topology
-    groups: Groups
+    structure: Structure
     params: JudgeParams
     throttled: BoolArray  # (world_size,) a throttle reason that slows was seen in the latest frame
     compute_source: str = "gpu"  # or "span", where profiles say how long computation took
@@ -123,7 +95,9 @@ class RankSearch:
             slow = self._significant(compute, least_excess_s) & self._persistent(compute, span, of_host=False) & ~taken
             found = self._gpus(np.flatnonzero(slow), compute, span, host)
             taken[[rank for s in found for _, rank in s.claims]] = True
-            suspects += found + self._nodes_in_turns(compute, span, least_excess_s, taken)
+            suspects += found
+            if not np.isfinite(host.seconds).any():
+                suspects += self._nodes_in_turns(compute, span, least_excess_s, taken)
         return sorted(suspects, key=lambda s: -s.excess_s)
 
     def _busy_hosts(self, host: Excess, span: Span, least_excess_s: float) -> list[Suspect]:
@@ -142,35 +116,38 @@ class RankSearch:
 
     def _nodes_in_turns(self, compute: Excess, span: Span, least_excess_s: float, taken: BoolArray) -> list[Suspect]:
         """Return nodes of which one rank or another is late in nearly every iteration: the host they have in common."""
+        places = [(n, r) for n, r in self.structure.ranks_by_node.items() if len(r) >= 2]
+        if span.stop - span.start < _FEWEST_TURNS or len(places) < _FEWEST_PEERS:
+            return []
+        beyond = self._beyond(compute, span)
+        starts = np.cumsum([0, *(len(r) for _, r in places)])[:-1]
+        by_node = np.where(np.isfinite(beyond), beyond, -np.inf)[:, np.concatenate([r for _, r in places])]
+        level = np.quantile(np.maximum.reduceat(by_node, starts, axis=1), 0.25, axis=0, method="lower")
+        known = np.isfinite(level)
+        if np.count_nonzero(known) < _FEWEST_PEERS:
+            return []
+        usual = float(np.median(level[known]))
+        noise = 1.4826 * float(np.median(np.abs(level[known] - usual))) + float(np.nanmedian(compute.error))
         suspects = []
-        spread: list[float] = []
-        found: list[tuple[str, IntArray, RankWatch, float]] = []
-        for node in sorted(set(self.topology.node_by_rank) - {""}):
-            ranks = np.array([r for r in self._ranks_of(node) if np.isfinite(compute.seconds[r])])
-            if len(ranks) < 2 or taken[ranks].any():
+        for i in np.flatnonzero((level - usual >= least_excess_s) & (level - usual >= self.params.least_z * noise)):
+            node, ranks = places[int(i)]
+            if taken[ranks].any() or not _take_turns(beyond[:, ranks]):
                 continue
             watch = replace(self._watch(ranks, compute, of_host=False), by_worst=True)
-            if span.stop - span.start < _FEWEST_TURNS or not self._take_turns(ranks, compute, span):
-                continue
-            excess = watch.excess(self.history, span.start, span.stop)
-            level = float(np.quantile(excess[np.isfinite(excess)], 0.25)) if np.isfinite(excess).any() else 0.0
-            spread.append(level)
-            found.append((node, ranks, watch, level))
-        if len(found) < _FEWEST_PEERS:
-            return []
-        usual = float(np.median(spread))
-        noise = 1.4826 * float(np.median(np.abs(np.array(spread) - usual))) + float(np.nanmedian(compute.error))
-        for node, ranks, watch, level in found:
-            z = (level - usual) / noise
-            if level - usual >= least_excess_s and z >= self.params.least_z:
-                suspect = self._host(node, ranks, compute, span, watch, (self.compute_source,))
-                suspects.append(replace(suspect, excess_s=level - usual, z=z))
+            suspect = self._host(node, ranks, compute, span, watch, (self.compute_source,))
+            excess_s = float(level[i]) - usual
+            suspects.append(replace(suspect, excess_s=excess_s, z=excess_s / noise))
         return suspects
+
+    def _beyond(self, compute: Excess, span: Span) -> FloatArray:
+        """Return (n, world_size) computation beyond the peers and what was usual before."""
+        values = self.history.compute(span.start, span.stop)
+        return values - self.structure.groups.to_ranks(self.structure.groups.lower_median(values)) - compute.usual
 
     def _excess(self, read: "object", span: Span) -> Excess:
         values = read(span.start, span.stop)  # type: ignore[operator]
         reference = read(span.reference_start, span.reference_stop)  # type: ignore[operator]
-        return rank_excess(values, reference, self.groups)
+        return rank_excess(values, reference, self.structure.groups)
 
     def _significant(self, excess: Excess, least_excess_s: float) -> BoolArray:
         with np.errstate(invalid="ignore"):
@@ -179,23 +156,19 @@ class RankSearch:
     def _persistent(self, excess: Excess, span: Span, *, of_host: bool) -> BoolArray:
         """Return who was beyond half its excess in three quarters of the frames: alternating stragglers are not."""
         values = (self.history.host if of_host else self.history.compute)(span.start, span.stop)
-        beyond = values - self.groups.to_ranks(self.groups.lower_median(values))
+        beyond = values - self.structure.groups.to_ranks(self.structure.groups.lower_median(values))
         beyond = np.where(excess.by_peers, beyond, values) - excess.usual
         with np.errstate(invalid="ignore"):
             share: BoolArray = np.count_nonzero(beyond > 0.5 * excess.seconds, axis=0) >= 0.75 * len(values)
         return share
 
-    def _take_turns(self, ranks: IntArray, compute: Excess, span: Span) -> bool:
-        """Whether several of a node's ranks are late, now one and now another: what they share is their host."""
-        values = self.history.compute(span.start, span.stop)
-        beyond = values - self.groups.to_ranks(self.groups.lower_median(values)) - compute.usual
-        with np.errstate(invalid="ignore"):
-            late = beyond[:, ranks] > 0.5 * np.nanmax(np.where(np.isfinite(beyond[:, ranks]), beyond[:, ranks], 0.0))
-        return bool(np.count_nonzero(late.mean(axis=0) >= _TURNS_SHARE) >= 2)
-
     def _watch(self, ranks: IntArray, excess: Excess, *, of_host: bool) -> RankWatch:
         by_peers = bool(excess.by_peers[ranks].all())
-        peers = self.groups.members[self.groups.of_rank[ranks]] if by_peers else np.empty((len(ranks), 0), np.int64)
+        peers = (
+            self.structure.groups.members[self.structure.groups.of_rank[ranks]]
+            if by_peers
+            else np.empty((len(ranks), 0), np.int64)
+        )
         return RankWatch(ranks, peers, excess.usual[ranks], of_host)
 
     def _host(
@@ -216,7 +189,7 @@ class RankSearch:
             watch=watch,
             sources=sources,
             evidence=tuple(evidence),
-            claims=frozenset(("rank", r) for r in self._ranks_of(node)),
+            claims=frozenset(("rank", int(r)) for r in self.structure.ranks_by_node[node]),
         )
 
     def _gpus(self, ranks: IntArray, compute: Excess, span: Span, host: Excess) -> list[Suspect]:
@@ -225,15 +198,15 @@ class RankSearch:
         for rank in ranks.tolist():
             by_node.setdefault(self.topology.node_by_rank[rank], []).append(rank)
         for node, members in by_node.items():
-            of, local = np.array(members), self._ranks_of(node)
+            of, local = np.array(members), self.structure.ranks_by_node[node]
             host_unseen = not np.isfinite(host.seconds[of]).any()
             if host_unseen and span.stop - span.start < _FEWEST_TURNS:
                 continue
-            in_turns = host_unseen and self._take_turns(np.array(local), compute, span)
+            in_turns = host_unseen and _take_turns(self._beyond(compute, span)[:, local])
             whole_node = in_turns or (len(local) >= 2 and len(members) >= 0.75 * len(local))
             queued = np.isfinite(queue[of]).any() and np.nanmax(queue[of]) >= _QUEUE_RISE
             if whole_node or (host_unseen and queued and not self.throttled[of].any()):
-                of = np.array(local) if in_turns else of
+                of = local if in_turns else of
                 watch = replace(self._watch(of, compute, of_host=False), by_worst=in_turns)
                 suspects.append(self._host(node, of, compute, span, watch, (self.compute_source,)))
                 continue
@@ -278,9 +251,6 @@ class RankSearch:
             reference=level - float(excess.seconds[rank]),
             source=source,
         )
-
-    def _ranks_of(self, node: str) -> list[int]:
-        return [r for r, n in enumerate(self.topology.node_by_rank) if n == node]
 
     def _clock(self, span: Span) -> FloatArray:
         """Return (world_size,) SM clock over the median of all GPUs of the job."""
@@ -338,3 +308,11 @@ class RankSearch:
             evidence=(evidence,),
             claims=frozenset(("rank", int(r)) for r in ranks),
         )
+
+
+def _take_turns(beyond: FloatArray) -> bool:
+    """Whether several of a node's ranks (n, n_ranks) are late, now one and now another: what they share is the host."""
+    worst = np.max(np.where(np.isfinite(beyond), beyond, 0.0))
+    with np.errstate(invalid="ignore"):
+        late = beyond > 0.5 * worst
+    return bool(np.count_nonzero(late.mean(axis=0) >= _TURNS_SHARE) >= 2)

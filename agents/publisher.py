@@ -1,17 +1,19 @@
 """Sends batches to the broker: in order, compressed, and without ever holding up whoever observes.
 
-While the broker is away batches wait here, up to a bound; beyond it the oldest are dropped and counted. Readers see
-the gap in the batches' sequence numbers, so a loss is never taken for health.
+While the broker is away batches wait here, up to a bound; beyond it the oldest are dropped, and their events counted
+into `lost_events` of their node's next batch. Readers see the gap in the batches' sequence numbers as well, so a loss
+is never taken for health.
 """
 
 import logging
 from collections import deque
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from schemas.codec import encode_events
+from schemas.codec import decode_events, encode_events
 from schemas.events import EventBatch
 from schemas.topics import EVENTS, MAX_MESSAGE_BYTES, PARTITIONER, events_key
 
@@ -32,6 +34,7 @@ class Publisher:
         self._buffer_bytes_max = buffer_bytes_max
         self._waiting: deque[tuple[bytes, bytes]] = deque()
         self._waiting_bytes = 0
+        self._lost_events: dict[bytes, int] = {}  # by key, of batches dropped before the one that comes next
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -52,8 +55,9 @@ class Publisher:
         self._waiting.append((key, value))
         self._waiting_bytes += len(value)
         while self._waiting_bytes > self._buffer_bytes_max:
-            _, dropped = self._waiting.popleft()
+            lost_key, dropped = self._waiting.popleft()
             self._waiting_bytes -= len(dropped)
+            self._lost_events[lost_key] = self._lost_events.get(lost_key, 0) + _count_events(decode_events(dropped))
             if not self.n_dropped:
                 logger.warning("the broker takes no batches and the buffer is full: the oldest are dropped")
             self.n_dropped += 1
@@ -87,10 +91,13 @@ class Publisher:
     def _send(self) -> None:
         while self._waiting and len(self._producer) < _IN_FLIGHT_MAX:
             key, value = self._waiting[0]
+            lost_events = self._lost_events.get(key, 0)
+            sent = _with_lost_events(value, lost_events) if lost_events else value
             try:
-                self._producer.produce(EVENTS, value=value, key=key, on_delivery=self._note)
+                self._producer.produce(EVENTS, value=sent, key=key, on_delivery=self._note)
             except BufferError:
                 return
+            self._lost_events.pop(key, None)
             self._waiting.popleft()
             self._waiting_bytes -= len(value)
 
@@ -101,3 +108,14 @@ class Publisher:
         if not self.n_refused:
             logger.error("the broker refused a batch for good: %s", error.str())
         self.n_refused += 1
+
+
+def _count_events(batch: EventBatch) -> int:
+    """Return how many events go with a batch that is dropped; a run of equal calls is as many as it stands for."""
+    tables = (batch.spans, batch.syncs, batch.gpu_samples, batch.host_samples, batch.markers)
+    return batch.lost_events + int(batch.calls.count.sum()) + sum(len(table) for table in tables)
+
+
+def _with_lost_events(value: bytes, lost_events: int) -> bytes:
+    batch = decode_events(value)
+    return encode_events(replace(batch, lost_events=batch.lost_events + lost_events))

@@ -64,3 +64,4 @@ def configure(level: LogLevel) -> None:
     if level is not LogLevel.DEBUG:
         for name in FOREIGN:
             logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("mode.timers").setLevel(logging.ERROR)  # says of every busy second that a timer was late

@@ -91,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run: Settings = Settings()
+    agent: dict[str, Any] = {}  # for failslow-agent, which reads it itself
 
 
 def load(path: Path) -> Settings:

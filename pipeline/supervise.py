@@ -29,20 +29,26 @@ WORKER = (sys.executable, "-m", "pipeline.worker")
 
 
 class Supervisor:
-    """Keeps one worker running. `command` starts it; the settings are added as its last word."""
+    """Keeps one worker running. `command` starts it; the settings are added as its last word.
 
-    def __init__(self, settings: Settings, command: Sequence[str] = WORKER) -> None:
+    The first restart waits for `backoff_s`, each further one twice as long, up to BACKOFF_S_MAX.
+    """
+
+    def __init__(
+        self, settings: Settings, command: Sequence[str] = WORKER, *, backoff_s: float = BACKOFF_S_FIRST
+    ) -> None:
         # A name of its own lets the next worker have its partitions at once: the broker need not wait for the last one.
         named = override(settings, member=settings.member or f"{socket.gethostname()}-{os.getpid()}")
         self._settings = named
         self._command = [*command, to_argument(named)]
+        self._backoff_s = backoff_s
         self._ending = threading.Event()
         self._worker: subprocess.Popen[bytes] | None = None
         self.n_restarts = 0
 
     def run(self) -> int:
         """Run until end() is called or the worker refuses its settings; returns the worker's last exit status."""
-        backoff_s = BACKOFF_S_FIRST
+        backoff_s = self._backoff_s
         while True:
             started_s = time.monotonic()
             self._worker = subprocess.Popen(self._command)  # noqa: S603 - our own program
@@ -53,7 +59,7 @@ class Supervisor:
                 return max(status, 0)
             self._blame(status)
             if time.monotonic() - started_s > HEALTHY_S:
-                backoff_s = BACKOFF_S_FIRST
+                backoff_s = self._backoff_s
             if self._ending.wait(backoff_s):
                 return 0
             backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)

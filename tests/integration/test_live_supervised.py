@@ -42,7 +42,7 @@ class Supervised:
 
     def __init__(self, made: Settings, folder: Path) -> None:
         self.settings = msgspec.structs.replace(made, state_dir=str(folder / "state"), consumer_group=folder.name)
-        self.supervisor = supervise.Supervisor(self.settings, FAKE)
+        self.supervisor = supervise.Supervisor(self.settings, FAKE, backoff_s=0.05)
         self.statuses: list[int] = []
         self._thread = threading.Thread(target=lambda: self.statuses.append(self.supervisor.run()))
         self._thread.start()

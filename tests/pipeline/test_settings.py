@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import agents.config
+from agents.config import AgentConfig
 from pipeline.settings import (
     Driver,
     InvalidSettings,
@@ -25,6 +27,13 @@ def test_the_example_shows_every_field_with_its_default(repository: Path) -> Non
     example = repository / "failslow.toml"
     assert load(example) == Settings()
     assert list(tomllib.loads(example.read_text())["run"]) == [field.name for field in msgspec.structs.fields(Settings)]
+
+
+def test_the_example_shows_every_field_of_the_agent_too(repository: Path) -> None:
+    example = repository / "failslow.toml"
+    assert agents.config.load(example) == AgentConfig()
+    shown = list(tomllib.loads(example.read_text())["agent"])
+    assert shown == [field.name for field in msgspec.structs.fields(AgentConfig)]
 
 
 def test_every_field_of_the_example_is_explained(repository: Path) -> None:

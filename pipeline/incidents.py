@@ -5,15 +5,16 @@ that an intermittent fault is one incident and not many.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec.structs import replace as replace_struct
 
 from pipeline.advice import advice, causes
 from pipeline.groups import quiet_median
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
-from pipeline.suspect import Suspect
+from pipeline.suspect import CLOCK_EVIDENCE, Suspect
 from schemas.alerts import (
     ALERT_SCHEMA_VERSION,
     Alert,
@@ -27,7 +28,9 @@ from schemas.alerts import (
     Severity,
     fingerprint,
 )
+from schemas.table import IntArray
 
+_RECENT_FRAMES = 8  # of telemetry, that a restatement shows
 _FLAP_FRAMES = 60  # coming back within so many frames of its resolution is flapping
 _LONGEST_HOLD = 80
 _RESTATE_CHANGE = 0.33
@@ -156,9 +159,12 @@ class IncidentBook:
             return Severity.INFO
         return Severity.CRITICAL if slowdown >= self.params.critical_slowdown else Severity.WARNING
 
-    def follow(self, history: History) -> Iterator[Alert]:
-        """Take in the latest frame: count the cost, restate, resolve."""
+    def follow(self, history: History, throttle_reasons: IntArray) -> Iterator[Alert]:
+        """Take in the latest frame, with each rank's throttle reasons: count the cost, restate, resolve."""
         for incident in list(self.open.values()):
+            ranks = [number for what, number in incident.suspect.claims if what == "rank"]
+            if ranks and incident.kind is Kind.SLOW_GPU:
+                incident.throttle_reasons |= int(np.bitwise_or.reduce(throttle_reasons[ranks]))
             yield from self._follow(incident, history)
 
     def _follow(self, incident: Incident, history: History) -> Iterator[Alert]:
@@ -212,6 +218,7 @@ class IncidentBook:
         if is_same and waited < self.params.update_frames:
             return False
         incident.restated_frame, incident.restated_excess_s = now, incident.excess_s
+        incident.suspect = _with_present_clock(incident.suspect, history)
         grown = self._severity(incident.suspect.kind, incident.slowdown)
         if incident.kind is incident.suspect.kind and grown is not Severity.INFO:
             incident.severity = grown
@@ -266,6 +273,19 @@ class IncidentBook:
             causes=causes(incident.kind, incident.throttle_reasons, queued=queued),
             advice=advice(incident.kind, incident.lost_gpu_s, self.identity.world_size),
         )
+
+
+def _with_present_clock(suspect: Suspect, history: History) -> Suspect:
+    """Return the suspect with its clock as of now: samples come a second apart, and the first revision is quicker."""
+    ranks = [number for what, number in suspect.claims if what == "rank"]
+    if not ranks or all(e.what != CLOCK_EVIDENCE for e in suspect.evidence):
+        return suspect
+    level = quiet_median(history.clock(history.n_frames - _RECENT_FRAMES, history.n_frames))
+    if not np.isfinite(level[ranks]).any():
+        return suspect
+    ratio = float(np.nanmin(level[ranks]) / np.nanmedian(level))
+    evidence = tuple(replace_struct(e, value=ratio) if e.what == CLOCK_EVIDENCE else e for e in suspect.evidence)
+    return replace(suspect, evidence=evidence)
 
 
 def whole_job() -> Component:

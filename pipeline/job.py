@@ -115,7 +115,7 @@ class Job:
         self.history.push(frame, duration_s, frame.transfers(structure.expected), usable)
         self._throttle = frame.throttle.astype(np.int64)
         change = self.changes.update(self.history, disturbed=bool(self._accusing()))
-        for alert in self.book.follow(self.history):
+        for alert in self.book.follow(self.history, self._throttle):
             yield alert
             self._doubt(alert)
         if change is not None and change.ratio > 1:

@@ -13,7 +13,7 @@ from pipeline.groups import Groups, quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.structure import Structure
-from pipeline.suspect import FEWEST_REFERENCE, Span, Suspect
+from pipeline.suspect import CLOCK_EVIDENCE, FEWEST_REFERENCE, Span, Suspect
 from pipeline.topology import Topology, gpu_name, rank_name
 from pipeline.watch import RankWatch, Watch
 from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
@@ -225,9 +225,7 @@ class RankSearch:
         sources = [self.compute_source, *(["sync"] if host_seen else [])]
         if np.isfinite(clock[rank]):
             evidence.append(
-                Evidence(
-                    what="SM clock over peers'", value=float(clock[rank]), unit="ratio", reference=1.0, source="nvml"
-                )
+                Evidence(what=CLOCK_EVIDENCE, value=float(clock[rank]), unit="ratio", reference=1.0, source="nvml")
             )
             sources.append("nvml")
         return Suspect(
@@ -273,7 +271,7 @@ class RankSearch:
         names = {gpu_name(self.topology, int(r)) for r in slow}
         if 0 < len(names) <= max(1, len(clock) // 4):
             evidence = Evidence(
-                what="SM clock over peers'",
+                what=CLOCK_EVIDENCE,
                 value=float(np.nanmin(clock[slow])),
                 unit="ratio",
                 reference=1.0,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pipeline.watch import Watch
 from schemas.alerts import Component, Evidence, Kind
 
+CLOCK_EVIDENCE = "SM clock over peers'"
 FEWEST_REFERENCE = 5  # frames of the past that are worth comparing with
 
 

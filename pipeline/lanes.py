@@ -12,7 +12,8 @@ from typing import Protocol
 
 from pipeline.dead_letters import Cause, encode, letter
 from pipeline.lookback import Lookback, Partition
-from pipeline.metrics import Metrics
+from pipeline.metrics import Metrics, PartitionObserver
+from pipeline.observer import Observer
 from pipeline.poison import ENDS_MAX, Hand, Ledger
 from pipeline.record import Record
 from pipeline.resume import Published, rewind_time_ns
@@ -35,7 +36,7 @@ class Stage(Protocol):
         ...
 
 
-StageFactory = Callable[[Metrics], Stage]
+StageFactory = Callable[[Observer], Stage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Lane:
     end: int  # of the partition when it was assigned: all that alerts published before can stand on
     published: Published | None  # of the judge's lanes alone
     metrics: Metrics
+    observer: PartitionObserver
     hand: Hand
     ledger: Ledger
     _is_settled: bool = False
@@ -188,21 +190,24 @@ class Lanes:
         A lane that was here before goes on where it is; a new one is rewound. Raises BrokerUnreachable.
         """
         with self._lock, Lookback(self._settings.bootstrap) as lookback:
-            self._lanes = {partition: lane for partition, lane in self._lanes.items() if partition in committed}
+            for partition in self._lanes.keys() - committed.keys():
+                self._lanes.pop(partition).observer.forget()
             new = {partition: offset or 0 for partition, offset in committed.items() if partition not in self._lanes}
             kept = {p: lane.published for (t, p), lane in self._lanes.items() if t == ITERATIONS and lane.published}
             fresh = {p: Published() for t, p in new if t == ITERATIONS}
             self._read_back(lookback, kept | fresh, fresh.keys())
             for partition, (start, offset, end) in self._starts(lookback, new, fresh).items():
                 published = fresh[partition[1]] if partition[0] == ITERATIONS else None
+                observer = PartitionObserver(self._metrics)
                 self._lanes[partition] = Lane(
                     partition=partition,
-                    stage=self._stages[partition[0]](self._metrics),
+                    stage=self._stages[partition[0]](observer),
                     position=start,
                     committed=offset,
                     end=end,
                     published=published,
                     metrics=self._metrics,
+                    observer=observer,
                     hand=self._hand,
                     ledger=self._ledger,
                 )

@@ -92,6 +92,7 @@ def build(settings: Settings, made: Parts, folder: str) -> "_App":
         broker_commit_interval=settings.commit_interval_s,
         producer_max_request_size=MAX_MESSAGE_BYTES,
         stream_wait_empty=False,
+        table_standby_replicas=0,  # Faust assigns round-robin then, so that a group may have workers of other stages
     )
     app.fetch_wait_ms = settings.fetch_wait_ms
     for name in settings.stage.topics:

@@ -139,6 +139,34 @@ class Metrics(Observer):
         return int(server.server_port)
 
 
+class PartitionObserver(Observer):
+    """Passes on what the stage of one partition says, and knows which jobs it spoke of: they go with the partition."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._jobs: set[str] = set()
+
+    def frame_judged(self, frame: FrameSummary, /) -> None:
+        """Pass on a frame."""
+        self._jobs.add(frame.job_id)
+        self._metrics.frame_judged(frame)
+
+    def counted(self, what: str, amount: int, /) -> None:
+        """Pass on a count."""
+        self._metrics.counted(what, amount)
+
+    def job_ended(self, job_id: str, incarnation: str, /) -> None:
+        """Pass on the end of a job."""
+        self._jobs.discard(job_id)
+        self._metrics.job_ended(job_id, incarnation)
+
+    def forget(self) -> None:
+        """Remove the series of all jobs that are left: another worker shows them from now on."""
+        for job_id in self._jobs:
+            self._metrics.job_ended(job_id, "")
+        self._jobs.clear()
+
+
 def _set_known(gauge: Any, value: float) -> None:
     if math.isfinite(value):
         gauge.set(value)

@@ -8,7 +8,8 @@ from pipeline import dead_letters
 from pipeline.settings import Driver, Settings, Stage
 from schemas.codec import encode_events
 from schemas.topics import EVENTS, events_key
-from tests.integration.fake_stages import END, ONSET, batch, expected
+from tests.integration.apache_kafka import ApacheKafka
+from tests.integration.fake_stages import batch, expected
 from tests.integration.live_tools import Broker, Sender, Worker, alerts_of, dead_letters_of
 
 pytestmark = pytest.mark.broker
@@ -62,4 +63,25 @@ def test_what_cannot_be_read_is_set_aside_and_the_worker_goes_on(
     assert letters[0].partition == letters[1].partition
     assert letters[0].value == b"\xc1poison"
     assert all(one.reason.startswith("not a batch: ") for one in letters)
-    assert ONSET < END
+
+
+@pytest.mark.parametrize(("window", "judge"), [(Driver.FAUST, Driver.FAUST), (Driver.PLAIN, Driver.FAUST)])
+def test_each_stage_may_have_its_own_worker_in_one_group(
+    kafka: ApacheKafka, window: Driver, judge: Driver, tmp_path: Path
+) -> None:
+    jobs = ("job-a", "job-b", "job-c")
+    folders = [tmp_path / name / f"{tmp_path.name}-group" for name in ("window", "judge")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    wanted = {job: expected(job, N_BATCHES) for job in jobs}
+    with (
+        alerts_of(kafka) as alerts,
+        Worker(settings(kafka, window, Stage.WINDOW), folders[0]) as first,
+        Worker(settings(kafka, judge, Stage.JUDGE), folders[1]) as second,
+    ):
+        first.wait_for_line("window holds 8 partitions")
+        second.wait_for_line("judge holds 8 partitions")
+        Sender(kafka.bootstrap).send(batch(job, seq) for seq in range(N_BATCHES) for job in jobs)
+        alerts.wait_for(sum(map(len, wanted.values())), "alerts")
+        assert (first.end(), second.end()) == (0, 0)
+        assert {job: alerts.alerts(job) for job in jobs} == wanted

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.broker
 
 N_BATCHES = 43
 OUTAGE_S = 2.0
-DRIVERS = pytest.mark.parametrize("driver", list(Driver))
 NEVER_S = 3600.0
 
 
@@ -52,10 +51,13 @@ def start(broker: Broker) -> None:
         broker.start()
 
 
-@DRIVERS
+@pytest.mark.parametrize(
+    ("kind", "driver"), [("kafka", Driver.FAUST), ("embedded", Driver.FAUST), ("embedded", Driver.PLAIN)]
+)
 def test_an_alert_that_meets_a_dead_broker_arrives_once_it_is_back(
-    broker: Broker, driver: Driver, tmp_path: Path
+    request: pytest.FixtureRequest, kind: str, driver: Driver, tmp_path: Path
 ) -> None:
+    broker: Broker = request.getfixturevalue(kind)
     Sender(broker.bootstrap).send(batch("job-a", seq) for seq in range(N_BATCHES))
     wanted = expected("job-a", N_BATCHES)
     with Worker(settings(broker, driver), tmp_path, stop_before=ONSET) as worker:
@@ -72,6 +74,26 @@ def test_an_alert_that_meets_a_dead_broker_arrives_once_it_is_back(
             assert worker.end() == 0
             assert alerts.alerts() == wanted
             assert dead.messages == []
+
+
+def test_an_alert_that_meets_a_broker_that_hangs_arrives_once_it_goes_on(kafka: ApacheKafka, tmp_path: Path) -> None:
+    Sender(kafka.bootstrap).send(batch("job-a", seq) for seq in range(N_BATCHES))
+    wanted = expected("job-a", N_BATCHES)
+    with (
+        alerts_of(kafka) as alerts,
+        dead_letters_of(kafka) as dead,
+        Worker(settings(kafka), tmp_path, stop_before=ONSET) as worker,
+    ):
+        worker.wait_for_stop(ONSET)
+        kafka.pause()
+        worker.go_on(ONSET)
+        time.sleep(OUTAGE_S)
+        assert alerts.messages == []
+        kafka.go_on()
+        alerts.wait_for(len(wanted), "alerts")
+        assert worker.end() == 0
+        assert alerts.alerts() == wanted
+        assert dead.messages == []
 
 
 @pytest.mark.parametrize(

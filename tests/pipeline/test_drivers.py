@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pipeline import live, plain
 from pipeline.lanes import Lane, Lanes
-from pipeline.metrics import Metrics
+from pipeline.metrics import Metrics, PartitionObserver
 from pipeline.poison import Hand, Ledger
 from pipeline.record import Record
 from pipeline.settings import Settings
@@ -46,7 +46,7 @@ def parts(tmp_path: Path, publisher: SlowPublisher) -> Parts:
     lanes = Lanes(Settings(), STAGES, metrics, hand, ledger)
     lanes._lanes[EVENTS, 0] = Lane(
         partition=(EVENTS, 0), stage=FakeWindow(metrics), position=0, committed=0, end=0, published=None,
-        metrics=metrics, hand=hand, ledger=ledger,
+        metrics=metrics, observer=PartitionObserver(metrics), hand=hand, ledger=ledger,
     )  # fmt: skip
     return Parts(lanes, cast("Any", publisher), metrics)
 

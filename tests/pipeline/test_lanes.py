@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from pipeline import dead_letters
 from pipeline.lanes import Lane, Stage
-from pipeline.metrics import Metrics
+from pipeline.metrics import Metrics, PartitionObserver
 from pipeline.poison import ENDS_MAX, Hand, Ledger, held, place
 from pipeline.record import Record
 from pipeline.resume import Published
@@ -42,7 +42,7 @@ class Bench:
     ) -> Lane:  # fmt: skip
         return Lane(
             partition=(topic, 0), stage=stage, position=start, committed=committed, end=end, published=published,
-            metrics=self.metrics, hand=self.hand, ledger=self.ledger,
+            metrics=self.metrics, observer=PartitionObserver(self.metrics), hand=self.hand, ledger=self.ledger,
         )  # fmt: skip
 
     def occurrences(self, what: str) -> float | None:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pipeline import metrics as module
 from pipeline.dead_letters import Cause
-from pipeline.metrics import Metrics
+from pipeline.metrics import Metrics, PartitionObserver
 from pipeline.observer import FrameSummary
 from tests.integration.fake_stages import expected
 
@@ -65,6 +65,20 @@ def test_the_series_of_a_job_go_when_it_ends(metrics: Metrics) -> None:
     shown = generate_latest(metrics.registry).decode()
     assert "job-a" not in shown
     assert value(metrics, "failslow_iteration_seconds", job_id="job-b") == 0.5
+
+
+def test_the_series_of_a_job_go_with_its_partition(metrics: Metrics) -> None:
+    here, elsewhere = PartitionObserver(metrics), PartitionObserver(metrics)
+    here.frame_judged(frame("job-a"))
+    here.frame_judged(frame("job-b"))
+    here.job_ended("job-b", "i0")
+    elsewhere.frame_judged(frame("job-b"))
+    elsewhere.counted("rows_late", 2)
+    here.forget()
+    shown = generate_latest(metrics.registry).decode()
+    assert "job-a" not in shown
+    assert value(metrics, "failslow_iteration_seconds", job_id="job-b") == 0.5
+    assert value(metrics, "failslow_occurrences_total", what="rows_late") == 2
 
 
 def test_series_are_bounded_and_what_is_dropped_is_counted(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:

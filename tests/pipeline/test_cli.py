@@ -1,5 +1,6 @@
 """Commands do what their help says, say clearly what is wrong, and end with codes that scripts can use."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -35,7 +37,7 @@ from schemas.alerts import (
 from schemas.codec import encode_alert
 from schemas.topics import ALERTS, EVENTS, ITERATIONS, TOPICS
 
-DEADLINE_S = 30.0
+DEADLINE_S = 20.0
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -86,6 +88,16 @@ def publish(bootstrap: str, *messages: tuple[str, bytes]) -> None:
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(TOPICS) as started:
         yield started
+
+
+@contextlib.contextmanager
+def started(command: list[str], **more: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that does not outlive its test, whatever becomes of that."""
+    with subprocess.Popen(command, **more) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -198,7 +210,7 @@ def test_names_cannot_steer_the_terminal(broker: EmbeddedBroker) -> None:
 def test_following_shows_alerts_as_they_come_and_ends_with_ctrl_c(broker: EmbeddedBroker) -> None:
     publish(broker.bootstrap, (ALERTS, encode_alert(alert(1))))
     command = [sys.executable, "-m", "pipeline", "alerts", "--follow", "--json", "--bootstrap", broker.bootstrap]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with started(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == encode_alert(alert(1)) + b"\n"
         publish(broker.bootstrap, (ALERTS, encode_alert(alert(2))))
@@ -233,7 +245,7 @@ def test_a_recording_holds_what_the_topics_held(broker: EmbeddedBroker, tmp_path
 def test_a_recorder_that_is_asked_to_end_completes_its_file(broker: EmbeddedBroker, tmp_path: Path) -> None:
     out = tmp_path / "a.fsr"
     command = [sys.executable, "-m", "pipeline", "record", "--from-beginning", "--out", str(out)]
-    with subprocess.Popen(command, env={**os.environ, "KAFKA_BOOTSTRAP": broker.bootstrap}) as process:
+    with started(command, env={**os.environ, "KAFKA_BOOTSTRAP": broker.bootstrap}) as process:
         publish(broker.bootstrap, (EVENTS, b"one"))
         wait_until(lambda: out.exists() and len(list(read_recording(out))) == 1)
         process.send_signal(signal.SIGTERM)
@@ -249,10 +261,11 @@ def test_a_recorder_killed_at_any_time_leaves_what_it_had_a_second_before(
 ) -> None:
     out = tmp_path / "a.fsr"
     command = [sys.executable, "-m", "pipeline", "record", "--from-beginning", "--out", str(out)]
-    with subprocess.Popen(command, env={**os.environ, "KAFKA_BOOTSTRAP": broker.bootstrap}) as process:
+    with started(command, env={**os.environ, "KAFKA_BOOTSTRAP": broker.bootstrap}) as process:
         publish(broker.bootstrap, (EVENTS, b"one"))
         wait_until(lambda: out.exists() and len(list(read_recording(out))) == 1)
         process.kill()
+        process.wait()
     recording = read_recording(out)
     assert [record.value for record in recording] == [b"one"]
     assert recording.truncated is not None

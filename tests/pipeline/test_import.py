@@ -111,11 +111,17 @@ def test_communication_becomes_calls_in_order_of_their_start_with_gpu_times(batc
     np.testing.assert_array_equal(calls.end_ns, calls.start_ns + calls.duration_ns)
 
 
-def test_transfers_name_the_stage_on_the_other_side(batches: list[EventBatch]) -> None:
-    peers = [
-        [int(p) for p, op in zip(b.calls.peer, b.calls.op, strict=True) if op in (Op.SEND, Op.RECV)] for b in batches
+def test_transfers_name_the_stage_on_the_other_side(tmp_path: Path) -> None:
+    directions = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+    content = [
+        {**rows()[0], "stage": stage, "rank": stage, "step": 7, "optype": optype, "start_ts": start / 10}
+        for stage in range(5)
+        for start, optype in enumerate(directions)
     ]
-    assert peers[:4] == [[1, 1], [1, 1], [0, 0], [0, 0]]
+    batches = batches_of(written(tmp_path, content, meta=None))
+    assert [batch.calls.op.tolist() for batch in batches] == [[Op.SEND, Op.RECV, Op.SEND, Op.RECV]] * 5
+    middle = [batch.calls.peer.tolist() for batch in batches[1:4]]
+    assert middle == [[2, 0, 0, 2], [3, 1, 1, 3], [4, 2, 2, 4]]
 
 
 def test_communicators_follow_from_replica_and_stage(batches: list[EventBatch]) -> None:

@@ -174,18 +174,18 @@ def test_fields_that_a_later_version_adds_are_tolerated(tmp_path: Path) -> None:
 
 def test_a_size_bound_is_kept_and_what_it_dropped_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.fsr"
-    content = [Record("failslow.events", 0, i, i, b"k", incompressible(i, 2003)) for i in range(N_RECORDS)]
+    # Blocks of some hundred bytes, so that the last one that fits comes close to the bound.
+    content = [Record("failslow.events", 0, i, i, b"k", incompressible(i, 83)) for i in range(1009)]
     with write_recording(path, Header(), max_bytes=MAX_BYTES_LEAST) as writer:
-        for i, record in enumerate(content, 1):
+        for record in content:
             writer.write(record)
-            if i % 5 == 0:
-                writer.flush()
-    assert path.stat().st_size <= MAX_BYTES_LEAST
+            writer.flush()
+    assert MAX_BYTES_LEAST - 400 < path.stat().st_size <= MAX_BYTES_LEAST
     recording = read_recording(path)
     got = list(recording)
     assert got == content[: len(got)]
-    assert 0 < len(got) < N_RECORDS
-    assert recording.n_dropped == N_RECORDS - len(got) == writer.n_dropped
+    assert 0 < len(got) < len(content)
+    assert recording.n_dropped == len(content) - len(got) == writer.n_dropped
     assert recording.truncated is None
 
 
@@ -204,8 +204,10 @@ def test_a_full_disk_is_a_clear_error_and_what_was_written_stays_readable(
                 writer.write(record)
             writer.flush()
             monkeypatch.setattr(writer, "_file", FullDisk(writer._file))
+            size_bytes = path.stat().st_size
             writer.write(records(24)[-1])
             writer.flush()
+    assert path.stat().st_size == size_bytes
     recording = read_recording(path)
     assert list(recording) == records(23)
     assert recording.truncated is not None
@@ -238,11 +240,15 @@ def test_a_block_that_unfolds_beyond_all_measure_is_damage_not_an_exhausted_memo
 ) -> None:
     monkeypatch.setattr(recording_module, "_FRAME_BYTES_MAX", 1 << 16)
     path = written(tmp_path / "a.fsr", records(5))
-    with path.open("ab") as file:
-        file.write(zstandard.compress(incompressible(1, 1 << 17)))
-    whole = path.read_bytes()
-    end = whole.rindex(b"\x28\xb5\x2f\xfd", 0, whole.rindex(b"\x28\xb5\x2f\xfd"))
-    path.write_bytes(whole[:end] + whole[whole.rindex(b"\x28\xb5\x2f\xfd") :])
+    longer = Record("failslow.events", 0, 5, 5, b"k", incompressible(1, 1 << 17))
+    with write_recording(tmp_path / "empty.fsr", Header()) as writer:
+        end_bytes = -writer.path.stat().st_size
+    end_bytes += writer.path.stat().st_size
+    with write_recording(tmp_path / "longer.fsr", Header()) as writer:
+        header_bytes = writer.path.stat().st_size
+        writer.write(longer)
+    # The end of the first file is replaced by the one long block of the second.
+    path.write_bytes(path.read_bytes()[:-end_bytes] + (tmp_path / "longer.fsr").read_bytes()[header_bytes:])
     recording = read_recording(path)
     assert list(recording) == records(5)
     assert recording.truncated is not None

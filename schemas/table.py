@@ -132,7 +132,8 @@ def _missing(cls: type[Table], name: str, spec: ColumnSpec, n_rows: int) -> AnyA
 def _built(cls: type[Table], name: str, spec: ColumnSpec, value: Any, n_rows: int) -> AnyArray:
     if value is None:
         return _missing(cls, name, spec, n_rows)
-    array = np.asarray(value)
+    # A list is cast at once: numpy makes floats of integers around 2**63 first, and they lose their last bits.
+    array = np.asarray(value, spec.dtype if isinstance(value, list | tuple) else None)
     if array.ndim == 0:
         return np.full(n_rows, array, spec.dtype)
     if array.shape != (n_rows,):

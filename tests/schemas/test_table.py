@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from schemas.events import Calls, GpuSamples, Syncs
+from schemas.events import Calls, Communicators, GpuSamples, Syncs
 from schemas.table import InvalidTable
 
 
@@ -56,3 +56,9 @@ def test_tables_are_concatenated_in_order() -> None:
     assert Syncs.concatenate([syncs(2), syncs(3)]).start_ns.tolist() == [0, 7, 0, 7, 14]
     assert len(Syncs.concatenate([])) == 0
     assert len(Calls.empty()) == 0
+
+
+def test_large_integers_in_a_list_keep_their_last_bits() -> None:
+    comms = [2**63 + 1, 5]
+    table = Communicators.build(2, rank=[0, 1], comm=comms, comm_rank=[0, 0], size=[1, 1])
+    assert table.comm.tolist() == comms

@@ -1,317 +1,354 @@
-"""One rank's op stream, cut into iterations.
+"""The calls, synchronisations and markers of one rank, batch by batch, to the iterations that they close.
 
-An explicit marker ends an iteration where there is one. Otherwise the calls themselves do: the period of the sequence
-of large calls (runs of equal calls collapsed) is learnt with detectors.period, and the call on the largest communicator
-that occurs once per iteration is its anchor. Where the host's waits for its GPU are seen, an iteration ends with the
-wait that follows its anchor, and several iterations between two waits are known by their mean alone.
+An iteration ends where a marker says so. Without markers it ends with the anchor call that window_pattern.py finds, or
+with the synchronisation that follows it; where that is missing (the host runs ahead), a block of iterations from one
+synchronisation to the next is shared out evenly. Nothing is closed before the next iteration has begun, since only
+then is it known what came last.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.cuts import Cuts, cuts_of_anchor, cuts_of_markers
-from pipeline.iteration_pattern import AnchorCall, learn_anchor, token_hashes
-from pipeline.observer import Observer
-from schemas.events import Calls, CallSource, MarkerKind, Markers, Sensor, Spans, Syncs
+from pipeline.window_blocks import Blocks, Bounds, Closed
+from pipeline.window_calls import COUNT, END, KNOWN, NO_CALLS, PIECE, SEQ, START, TOKEN, Keys, in_order
+from pipeline.window_params import WindowParams
+from pipeline.window_pattern import Members, Pattern, anchors, learn, signatures
+from pipeline.window_times import NEVER_NS, Gap, Timed, overlaps, sums_between
+from schemas.events import SpanKind
 from schemas.iterations import Numbering, Quality
-from schemas.table import IntArray, Table
+from schemas.table import BoolArray, FloatArray, IntArray
 
-_MOST_ROWS = 60_000
-_MOST_OPEN = 512
-_PATIENCE_BATCHES = 3  # for GPU times, which come later than the calls
-_RELEARN_AFTER = 3
-_LEARN_FROM = 24  # rows
-
-
-class RankPart(dict[str, Table]):
-    """What one batch says of one rank: tables by name, where there are any."""
-
-    def of(self, name: str, kind: type[Table]) -> Table:
-        """Return a table, empty where the batch has none."""
-        return self.get(name) or kind.empty()
+_SPANS = {
+    "forward_s": (int(SpanKind.FORWARD),),
+    "backward_s": (int(SpanKind.BACKWARD),),
+    "span_compute_s": (int(SpanKind.FORWARD), int(SpanKind.BACKWARD), int(SpanKind.OPTIMIZER)),
+}
+_RELEARN = 20  # iterations' worth of calls without an end of an iteration
+_ADOPT = 3  # equal iterations in a row that differ from the learnt one
+_MOST_IN_BLOCK = 256  # marked iterations without a synchronisation among them
+_GROWTH = 1.3  # of the calls after a vain attempt to learn, until the next
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segments:
-    """Finished iterations of one rank, (n,), and everything that lies in them.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankNews:
+    """What a batch says of one rank; calls is a matrix, the others are sorted by their end."""
 
-    segment (n_calls,), span_segment (n_spans,): to which iteration each row belongs.
-    """
-
-    start_ns: IntArray
-    end_ns: IntArray
-    number: IntArray
-    numbering: IntArray
-    quality: IntArray
-    duration_s: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
-    origin_ns: int
-    host_wait_ns: IntArray
-    calls: Calls
-    segment: IntArray
-    spans: Spans
-    span_segment: IntArray
+    calls: IntArray
+    syncs: Timed
+    spans: Timed
+    pauses: Timed
+    ends: Timed  # markers of ends of iterations; `kind` is the iteration's number
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """What holds for all ranks of a batch."""
+
+    has_sync: bool
+    has_span: bool
+    are_gpu_calls: bool  # the stream's calls are those of the GPU, since there is no host sensor
+    is_last: bool
+    overdue_ns: int  # what began before has come, or will not
+    gaps: tuple[Gap, ...]
+    size: IntArray  # of the communicator, by key
+    top_size: int  # of the rank's largest communicator, 0 if unknown
+
+
+@dataclass(slots=True, eq=False)
 class RankStream:
-    """State of one rank process."""
+    """What is remembered of one rank; bounded by params.buffer_rows."""
 
     rank: int
-    observer: Observer
-    _calls: Calls = field(default_factory=Calls.empty)
-    _syncs: Syncs = field(default_factory=Syncs.empty)
-    _spans: Spans = field(default_factory=Spans.empty)
-    _markers: Markers = field(default_factory=Markers.empty)
-    _pauses: Markers = field(default_factory=Markers.empty)
-    _anchor: AnchorCall | None = None
-    _open: list[Cuts] = field(default_factory=list)
-    _cut_ns: int | None = None  # where the last iteration ended
-    _cut_number: int | None = None
-    _origin_ns: int | None = None
-    _n_local: int = 0
-    _losses: list[tuple[int, int]] = field(default_factory=list)
-    _learnt: int | None = None  # signature of an ordinary iteration
+    keys: Keys
+    params: WindowParams
+    rows: IntArray = field(default_factory=lambda: NO_CALLS)
+    syncs: Timed = field(default_factory=Timed.empty)
+    spans: Timed = field(default_factory=Timed.empty)
+    pauses: Timed = field(default_factory=Timed.empty)
+    ends: Timed = field(default_factory=Timed.empty)
+    pattern: Pattern | None = None
+    dropped_rows: int = 0
+    _is_marked: bool = False
+    _counter: int | None = None  # of the first anchor: others count from elsewhere
+    _least_size: int = 0  # of its communicator: evaluations may make no use of it
+    _previous_end_ns: int | None = None
+    _previous_mark: int | None = None
+    _previous_known: bool = False
+    _segment_ns: int | None = None
+    _has_begun: bool = False
+    _rows_at_attempt: int = 0
+    _signature: int | None = None
     _other: list[int] = field(default_factory=list)
-    _is_marked: bool = False  # markers have been seen: calls no longer decide
-    _tried_rows: int = 0
-    _misses: int = 0
+    _is_unsynchronised: bool = False  # no wait for the GPU has been seen for long
 
-    def taint(self, start_ns: int, end_ns: int) -> None:
-        """Mark that something was lost in between; at most 64 such stretches are kept apart."""
-        self._losses.append((start_ns, end_ns))
-        if len(self._losses) > 64:
-            self._losses = [(self._losses[0][0], self._losses[1][1]), *self._losses[2:]]
+    def cut(self) -> None:
+        """Begin anew after a break across which nothing can be counted on; what has been learnt remains."""
+        self.rows = NO_CALLS
+        self.syncs = self.spans = self.ends = Timed.empty()
+        self._previous_end_ns = self._previous_mark = self._segment_ns = None
+        self._has_begun = True
+        self._rows_at_attempt = 0
 
-    def advance(self, part: RankPart, sensors: Sensor, sizes: dict[int, int], *, is_last: bool) -> Segments:
-        """Take in a batch's share and return the iterations that are complete, in order."""
-        self._append(part)
-        if self._origin_ns is None:
-            self._origin_ns = self._first_time()
-        for cuts in self._new_cuts(sensors, sizes):
-            self._open.append(cuts)
-        ready = self._take_ready(sensors, is_last=is_last)
-        return self._segments(ready, sensors)
-
-    def _append(self, part: RankPart) -> None:
-        self._calls = _joined(self._calls, part.get("calls"))
-        self._syncs = _joined(self._syncs, part.get("syncs"))
-        self._spans = _joined(self._spans, part.get("spans"))
-        markers = part.get("markers")
-        if isinstance(markers, Markers):
-            ends = markers.kind == int(MarkerKind.ITERATION_END)
-            self._markers = _joined(self._markers, markers.take(ends))
-            self._pauses = _joined(self._pauses, markers.take(~ends))
-        if len(self._calls) > _MOST_ROWS:
-            self.observer.counted("calls_dropped", len(self._calls) - _MOST_ROWS)
-            self.taint(int(self._calls.start_ns.min()), int(self._calls.start_ns[-_MOST_ROWS]))
-            self._calls = self._calls.take(np.arange(len(self._calls) - _MOST_ROWS, len(self._calls)))
-
-    def _first_time(self) -> int | None:
-        starts = [int(t.start_ns.min()) for t in (self._calls, self._spans) if len(t)]
-        return min(starts, default=None)
-
-    def _new_cuts(self, sensors: Sensor, sizes: dict[int, int]) -> list[Cuts]:
-        syncs = self._syncs if sensors & Sensor.SYNC else None
-        if len(self._markers) or self._is_marked:
-            self._is_marked = True
-            found, n_used = cuts_of_markers(self._markers, syncs)
-            self._markers = self._markers.take(np.arange(n_used, len(self._markers)))
-            return [found] if len(found.end_ns) else []
-        stream = self._stream(sensors)
-        if self._anchor is None and not self._learn(stream, sizes):
+    def advance(self, news: RankNews, facts: BatchFacts) -> list[Closed]:
+        """Take in one batch and return the iterations that it closes."""
+        self._append(news)
+        if len(self.ends) and not self._is_marked:
+            self._switch_to_markers()
+        if self._is_marked:
+            bounds = self._marker_bounds(facts)
+            self._is_unsynchronised |= len(bounds.row) >= _MOST_IN_BLOCK
+            marked = self._close(bounds, facts)
+            return [] if marked is None else [marked]
+        if self.pattern is None and not self._learn(facts):
             return []
-        assert self._anchor is not None
-        since = self._open[-1].last_ns if self._open else self._cut_ns
-        found = cuts_of_anchor(self._anchor.rows(stream), stream, syncs, since, self._n_local)
-        self._n_local += len(found.end_ns)
-        self._misses = 0 if len(found.end_ns) else self._misses + 1
-        if self._misses > 8 and len(stream) > 4 * self._tried_rows + 64:
-            self._anchor, self._misses, self._tried_rows = None, 0, len(stream)
-        return [found] if len(found.end_ns) else []
+        closed = self._close_pieces(facts)
+        pattern = self.pattern
+        if pattern and self.rows.shape[1] > min(
+            _RELEARN * pattern.rows * max(1, pattern.block), self.params.buffer_rows // 2
+        ):
+            self.pattern = None
+            self._rows_at_attempt = 0
+        return closed
 
-    def _stream(self, sensors: Sensor) -> Calls:
-        source = CallSource.HOST_CALL if sensors & Sensor.HOST_CALL else CallSource.GPU
-        mine = self._calls.take(self._calls.source == int(source))
-        return mine if source is CallSource.HOST_CALL else mine.take(np.argsort(mine.start_ns, kind="stable"))
+    def _append(self, news: RankNews) -> None:
+        if news.calls.shape[1]:
+            self.rows = in_order(np.concatenate((self.rows, news.calls), axis=1), START)
+        limit = self.params.buffer_rows
+        too_many = self.rows.shape[1] - limit
+        if too_many > 0:
+            self.rows = self.rows[:, too_many:]
+            self.dropped_rows += too_many
+            self._previous_end_ns = self._previous_mark = None
+        if self.rows.shape[1] and not self._has_begun:
+            # Only who saw the first call of a communicator knows when the first iteration began.
+            self._has_begun = True
+            if self.rows[KNOWN, 0] and not self.rows[SEQ, 0]:
+                self._previous_end_ns = int(self.rows[START, 0])
+        if self.rows.shape[1] and self._segment_ns is None:
+            self._segment_ns = int(self.rows[START, 0])
+        self.syncs = self.syncs.with_more(news.syncs, limit)
+        self._is_unsynchronised &= not len(self.syncs)
+        self.spans = self.spans.with_more(news.spans, limit)
+        self.pauses = self.pauses.with_more(news.pauses, limit)
+        self.ends = self.ends.with_more(news.ends, limit)
 
-    def _learn(self, stream: Calls, sizes: dict[int, int]) -> bool:
-        """Try again once a quarter more has been seen."""
-        if len(stream) < max(_LEARN_FROM, 1.25 * self._tried_rows):
+    def _switch_to_markers(self) -> None:
+        self._is_marked = True
+        if self.pattern is not None:
+            self._previous_mark = None
+            self.pattern = None
+
+    def _learn(self, facts: BatchFacts) -> bool:
+        n_rows = self.rows.shape[1]
+        if n_rows < _GROWTH * self._rows_at_attempt and not facts.is_last:
             return False
-        self._tried_rows = len(stream)
-        self._anchor = learn_anchor(stream, sizes)
-        return self._anchor is not None
+        self._rows_at_attempt = n_rows
+        members = Members(size=facts.size, top=facts.top_size, least=self._least_size)
+        syncs = self.syncs.end_ns if facts.has_sync else None
+        self.pattern = learn(self.rows, self.keys, members, syncs, self.params.buffer_rows // 10)
+        if self.pattern is None:
+            return False
+        if self._counter is None:
+            self._counter = self.pattern.counter
+            self._least_size = int(facts.size[self.keys.counter == self._counter].max())
+        elif self._counter != self.pattern.counter:
+            self._previous_mark = None
+            self._segment_ns = int(self.rows[START, 0])
+        self._signature = self.pattern.signature
+        self._other.clear()
+        return True
 
-    def _take_ready(self, sensors: Sensor, *, is_last: bool) -> list[Cuts]:
-        """Return the cuts whose GPU times have come, or for which we have waited long enough."""
-        ready: list[Cuts] = []
-        start = self._cut_ns
-        for cuts in self._open:
-            cuts.batches_waited += 1
-        while self._open:
-            cuts = self._open[0]
-            if sensors & Sensor.GPU and not is_last and cuts.batches_waited <= _PATIENCE_BATCHES:
-                n_complete = self._n_complete(cuts, start, sensors)
-                if n_complete < len(cuts.end_ns):
-                    if n_complete:
-                        head, tail = cuts.split(n_complete)
-                        ready.append(head)
-                        self._open[0] = tail
-                    break
-            ready.append(cuts)
-            self._open.pop(0)
-            start = cuts.last_ns
-        if len(self._open) > _MOST_OPEN:
-            ready += self._open
-            self._open = []
-        return ready
+    def _close_pieces(self, facts: BatchFacts) -> list[Closed]:
+        """Close what can be closed, never across a gap: a call after it does not belong to an anchor before it."""
+        pieces = self.rows[PIECE]
+        cuts = np.flatnonzero(np.diff(pieces)) + 1
+        parts = np.split(self.rows, cuts, axis=1) if len(cuts) else [self.rows]
+        closed = []
+        for place, part in enumerate(parts):
+            self.rows = part
+            if part.shape[1] and (done := self._close(self._anchor_bounds(facts), facts)):
+                closed.append(done)
+            if place < len(parts) - 1:
+                self.rows = NO_CALLS
+        return closed
 
-    def _n_complete(self, cuts: Cuts, start: int | None, sensors: Sensor) -> int:
-        """Return how many of the cuts in front have as many GPU times as host calls."""
-        n = len(cuts.end_ns)
-        of = _segment_of(self._calls.start_ns, cuts.end_ns)
-        inside = (of < n) & (self._calls.start_ns > (start if start is not None else -(1 << 62)))
-        is_gpu = self._calls.source == int(CallSource.GPU)
-        on_gpu = np.bincount(of[inside & is_gpu], self._calls.count[inside & is_gpu], minlength=n)
-        if sensors & Sensor.HOST_CALL:
-            wanted = np.bincount(of[inside & ~is_gpu], self._calls.count[inside & ~is_gpu], minlength=n)
-        else:
-            later = self._calls.start_ns[is_gpu].max(initial=-(1 << 62)) > cuts.end_ns
-            return int(np.argmin(np.append(later & (cuts.batches_waited > 1), False)))
-        return int(np.argmin(np.append((on_gpu >= wanted) & (on_gpu > 0), False)))
+    def _anchor_bounds(self, facts: BatchFacts) -> Bounds:
+        assert self.pattern is not None
+        rows, pattern = self.rows, self.pattern
+        n_rows = rows.shape[1]
+        places = anchors(rows, pattern.line, pattern.anchor)
+        last = places
+        if pattern.tail:
+            calls = np.cumsum(rows[COUNT])
+            last = np.searchsorted(calls, calls[places] + pattern.tail)
+            last[:-1] = np.minimum(last[:-1], places[1:] - 1)
+        if facts.is_last:
+            last = np.minimum(last, n_rows - 1)
+        is_over = last + 1 < n_rows + facts.is_last
+        places, last = places[is_over], last[is_over]
+        mark = rows[SEQ, places] + rows[COUNT, places] - 1
+        known = rows[KNOWN, places] != 0
+        self._follow_count(known, mark, int(rows[START, 0]))
+        if pattern.tail is None:
+            time_ns = rows[END if facts.are_gpu_calls else START, places]
+            return Bounds(last + 1, time_ns, np.ones(len(last), bool), mark)
+        begun = np.append(rows[START], NEVER_NS)
+        sync = np.searchsorted(self.syncs.end_ns, begun[last + 1], "right") - 1
+        end_ns = self.syncs.end_ns[sync] if len(self.syncs) else np.zeros(len(last), np.int64)
+        return Bounds(last + 1, end_ns, (sync >= 0) & (end_ns > begun[last]), mark)
 
-    def _segments(self, ready: list[Cuts], sensors: Sensor) -> Segments:
-        cuts = Cuts.joined(ready)
-        n = len(cuts.end_ns)
-        if n == 0:
-            return _NOTHING
-        first_start, first_known = self._first_start(cuts)
-        start_ns = np.concatenate([[first_start], cuts.end_ns[:-1]])
-        last = cuts.last_ns
-        calls, segment = self._take_calls(cuts.end_ns, last)
-        spans, span_segment = self._take_spans(cuts.end_ns, last)
-        number, numbering = self._numbers(cuts, calls, segment)
-        quality, duration_s = self._judge(cuts, start_ns, number, first_known=first_known)
-        quality = quality | self._work(calls, segment, spans, span_segment, n, sensors)
-        host_wait_ns = self._waits(cuts.end_ns, last)
-        self._cut_ns, self._cut_number = last, int(number[-1])
-        self._losses = [loss for loss in self._losses if loss[1] > last]
-        return Segments(
-            start_ns,
-            cuts.end_ns,
-            number,
-            numbering,
-            quality,
-            duration_s,
-            self._origin_ns or 0,
-            host_wait_ns,
-            calls,
-            segment,
-            spans,
-            span_segment,
+    def _follow_count(self, known: BoolArray, mark: IntArray, first_ns: int) -> None:
+        """Begin a new segment where the count does not go on as before."""
+        if not len(known):
+            return
+        if self._previous_mark is not None and (self._previous_known != known[0] or mark[0] <= self._previous_mark):
+            self._previous_mark = None
+            self._segment_ns = first_ns
+        self._previous_known = bool(known[-1])
+
+    def _marker_bounds(self, facts: BatchFacts) -> Bounds:
+        time_ns, number = self.ends.end_ns, self.ends.kind
+        if facts.are_gpu_calls and not facts.is_last:
+            # Times of the GPU come late: an iteration is whole once calls of the next one are there.
+            newest_ns = int(self.rows[START, -1]) if self.rows.shape[1] else -NEVER_NS
+            n_over = int(np.searchsorted(time_ns, max(newest_ns - 1, facts.overdue_ns), "right"))
+            time_ns, number = time_ns[:n_over], number[:n_over]
+        has_time = np.ones(len(time_ns), bool)
+        if facts.has_sync and len(time_ns) < _MOST_IN_BLOCK:
+            # Without a wait for the GPU the host says "done" as early as it likes.
+            n_before = np.searchsorted(self.syncs.end_ns, time_ns, "right")
+            has_time = np.diff(n_before, prepend=0) > 0
+        row = np.searchsorted(self.rows[START], time_ns, "left")
+        return Bounds(row, time_ns, has_time | self._is_unsynchronised, number)
+
+    def _close(self, bounds: Bounds, facts: BatchFacts) -> Closed | None:
+        if not bounds.n_first:
+            return None
+        step = self.pattern.step if self.pattern else 1
+        is_filled = self._is_lossy(int(bounds.time_ns[bounds.n_first - 1]), facts)
+        if is_filled and self._previous_mark is not None:
+            bounds = bounds.with_lost(self._previous_mark, step, self.params.fill_iterations)
+        blocks = Blocks.of(bounds)
+        start_ns, has_start = self._starts(blocks, is_filled=is_filled)
+        length_ns = np.where(has_start, blocks.stop_ns - start_ns, 0)
+        has_start &= length_ns > 0
+        start_ns = np.where(has_start, start_ns, blocks.stop_ns)
+        own = blocks.of_iteration
+        is_canonical = self.pattern is not None and self.pattern.counter == self._counter
+        numbering = self._numbering(is_canonical=is_canonical)
+        closed = Closed(
+            rank=self.rank,
+            mark=blocks.mark,
+            step=step,
+            numbering=numbering,
+            counter=self.pattern.counter if self.pattern and is_canonical else -1,
+            segment_ns=(self._segment_ns or 0) if numbering is Numbering.LOCAL else 0,
+            start_ns=start_ns[own],
+            end_ns=blocks.ends_ns(length_ns),
+            duration_s=np.where(has_start, length_ns / blocks.size / 1e9, np.nan)[own],
+            quality=self._quality(blocks, start_ns, has_start, facts),
+            is_drained=(has_start & (blocks.size == 1) & self._is_drained(blocks))[own],
+            content=self.rows[:, : blocks.end[-1]],
+            begin=blocks.begin,
+            end=blocks.end,
+            **self._seconds(blocks, start_ns, has_start, facts),
         )
+        self._forget(int(blocks.stop_ns[-1]), int(blocks.end[-1]), int(blocks.mark[-1]))
+        return closed
 
-    def _first_start(self, cuts: Cuts) -> tuple[int, bool]:
-        """Return where the first of the cuts began, and whether that is known: the last cut, or the job's start."""
-        if self._cut_ns is not None:
-            return self._cut_ns, True
-        if self._origin_ns is None:
-            return int(cuts.end_ns[0]) - 1, False
-        known = (self._calls.seq_known != 0) & (self._calls.first_seq == 0) & (self._calls.start_ns == self._origin_ns)
-        return self._origin_ns - 1, bool(known.any()) or len(self._calls) == 0
+    def _is_lossy(self, time_ns: int, facts: BatchFacts) -> bool:
+        """Return whether something was lost between the end of the previous iteration and a time."""
+        if self._previous_end_ns is None or not facts.gaps:
+            return False
+        return bool(overlaps(facts.gaps, np.array([self._previous_end_ns]), np.array([time_ns])).any())
 
-    def _take_calls(self, ends: IntArray, last: int) -> tuple[Calls, IntArray]:
-        inside = self._calls.start_ns <= last
-        taken, self._calls = self._calls.take(inside), self._calls.take(~inside)
-        late = taken.start_ns <= self._cut_ns if self._cut_ns is not None else np.zeros(len(taken), bool)
-        if late.any():
-            self.observer.counted("calls_late", int(np.count_nonzero(late)))
-            taken = taken.take(~late)
-        return taken, _segment_of(taken.start_ns, ends)
+    def _numbering(self, *, is_canonical: bool) -> Numbering:
+        if self._is_marked:
+            return Numbering.MARKER
+        return Numbering.SEQUENCE if self._previous_known and is_canonical else Numbering.LOCAL
 
-    def _take_spans(self, ends: IntArray, last: int) -> tuple[Spans, IntArray]:
-        if not len(self._spans):
-            return Spans.empty(), np.empty(0, np.int64)
-        inside = self._spans.start_ns <= last
-        taken, self._spans = self._spans.take(inside), self._spans.take(~inside)
-        return taken, _segment_of(taken.start_ns, ends)
+    def _starts(self, blocks: Blocks, *, is_filled: bool) -> tuple[IntArray, BoolArray]:
+        """Return when each block began, and whether that is known."""
+        start_ns = np.concatenate(([self._previous_end_ns or 0], blocks.stop_ns[:-1]))
+        has_start = np.ones(len(start_ns), bool)
+        has_start[0] = self._previous_end_ns is not None
+        if not self._is_marked or is_filled:
+            return start_ns, has_start
+        # Where markers do not count on, or this is the first, an iteration began with its first event.
+        first = blocks.first
+        before = np.concatenate(([self._previous_mark if self._previous_mark is not None else -2], blocks.mark))[first]
+        for block in np.flatnonzero(has_start & (blocks.mark[first] != before + 1)).tolist():
+            after_ns = int(start_ns[block]) if self._previous_mark is not None or block else -NEVER_NS
+            first_ns = self._first_event(int(blocks.begin[first[block]]), after_ns)
+            has_start[block] = first_ns is not None
+            start_ns[block] = first_ns or 0
+        return start_ns, has_start
 
-    def _waits(self, ends: IntArray, last: int) -> IntArray:
-        if not len(self._syncs):
-            return np.full(len(ends), -1, np.int64)
-        sync_end = self._syncs.start_ns + self._syncs.duration_ns
-        inside = sync_end <= last
-        waits = np.bincount(
-            _segment_of(sync_end[inside], ends), self._syncs.duration_ns[inside], minlength=len(ends)
-        ).astype(np.int64)
-        self._syncs = self._syncs.take(~inside)
-        return waits
+    def _quality(self, blocks: Blocks, start_ns: IntArray, has_start: BoolArray, facts: BatchFacts) -> IntArray:
+        quality = np.where(blocks.size > 1, int(Quality.BLOCK_MEAN), 0)
+        is_incomplete = ~has_start | overlaps(facts.gaps, start_ns, blocks.stop_ns)
+        quality[is_incomplete] |= int(Quality.INCOMPLETE)
+        quality[self.pauses.any_overlapping(start_ns, blocks.stop_ns)] |= int(Quality.PAUSED)
+        quality = quality[blocks.of_iteration]
+        self._judge_work(blocks, quality)
+        return quality
 
-    def _numbers(self, cuts: Cuts, calls: Calls, segment: IntArray) -> tuple[IntArray, IntArray]:
-        """Replace local numbers by sequence numbers, where NCCL's own came with the GPU times of the anchor."""
-        number, numbering = cuts.number.copy(), np.full(len(cuts.number), int(cuts.numbering), np.int64)
-        if cuts.numbering != Numbering.LOCAL or self._anchor is None:
-            return number, numbering
-        known = self._anchor.rows_on_gpu(calls) & (calls.seq_known != 0)
-        number[segment[known]] = calls.first_seq[known]
-        numbering[segment[known]] = int(Numbering.SEQUENCE)
-        return number, numbering
+    def _seconds(
+        self, blocks: Blocks, start_ns: IntArray, has_start: BoolArray, facts: BatchFacts
+    ) -> dict[str, FloatArray]:
+        """Return what the host waited and the spans took, (n,) each by name; means over blocks."""
+        unknown = np.full(len(blocks.mark), np.nan)
 
-    def _judge(
-        self, cuts: Cuts, start_ns: IntArray, number: IntArray, *, first_known: bool
-    ) -> "tuple[IntArray, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]":
-        """Return quality flags and durations in seconds; the first one's is unknown where its start is."""
-        quality = np.where(cuts.block > 1, int(Quality.BLOCK_MEAN), 0)
-        duration_s = (cuts.end_ns - start_ns) / 1e9
-        if not first_known:
-            quality[0] |= int(Quality.INCOMPLETE)
-            duration_s[0] = np.nan
-        before = np.concatenate([[number[0] - 1 if self._cut_number is None else self._cut_number], number[:-1]])
-        jumped = number != before + 1
-        quality[jumped] |= int(Quality.INCOMPLETE)
-        duration_s[jumped] = np.nan
-        for lost_start, lost_end in self._losses:
-            quality[(cuts.end_ns > lost_start) & (start_ns < lost_end)] |= int(Quality.INCOMPLETE)
-        if len(self._pauses):
-            pause_end = self._pauses.time_ns
-            for first, last in zip((pause_end - self._pauses.duration_ns).tolist(), pause_end.tolist(), strict=True):
-                quality[(cuts.end_ns > first) & (start_ns < last)] |= int(Quality.PAUSED)
-            self._pauses = self._pauses.take(pause_end > cuts.last_ns)
-        return quality, duration_s
+        def mean(times: Timed) -> FloatArray:
+            total = sums_between(times, start_ns, blocks.stop_ns) / blocks.size
+            return np.where(has_start, total, np.nan)[blocks.of_iteration]
 
-    def _work(
-        self, calls: Calls, segment: IntArray, spans: Spans, span_segment: IntArray, n: int, sensors: Sensor
-    ) -> IntArray:
-        """Flag iterations whose calls (or spans, where there are no calls) are not those of the learnt iteration."""
-        source = CallSource.HOST_CALL if sensors & Sensor.HOST_CALL else CallSource.GPU
-        mine = calls.source == int(source)
-        signatures = np.zeros(n, np.uint64)
-        with np.errstate(over="ignore"):
-            np.add.at(signatures, segment[mine], token_hashes(calls.take(mine)) * calls.count[mine].astype(np.uint64))
-            np.add.at(signatures, span_segment, spans.kind.astype(np.uint64) + np.uint64(1))
-        flags = np.zeros(n, np.int64)
-        for i, signature in enumerate(signatures.tolist()):
-            if self._learnt is None or signature == self._learnt:
-                self._learnt, self._other = signature, []
+        seconds = {"host_wait_s": mean(self.syncs) if facts.has_sync else unknown}
+        return seconds | {
+            name: mean(self.spans.of(kinds)) if facts.has_span else unknown for name, kinds in _SPANS.items()
+        }
+
+    def _first_event(self, row: int, after_ns: int) -> int | None:
+        firsts = [int(self.rows[START, row])] if row < self.rows.shape[1] else []
+        spans = self.spans.start_ns[self.spans.end_ns > after_ns]
+        firsts += [int(spans.min())] if len(spans) else []
+        return min(firsts, default=None)
+
+    def _is_drained(self, blocks: Blocks) -> BoolArray:
+        """Return whether a synchronisation came after the last call of each block, and before its end."""
+        if not len(self.syncs):
+            return np.zeros(len(blocks.last), bool)
+        begun = np.concatenate(([-NEVER_NS], self.rows[START]))[blocks.end[blocks.last]]
+        sync = np.searchsorted(self.syncs.end_ns, blocks.stop_ns, "right") - 1
+        return np.asarray((sync >= 0) & (self.syncs.end_ns[sync] >= begun))
+
+    def _judge_work(self, blocks: Blocks, quality: IntArray) -> None:
+        """Flag iterations whose calls are not the learnt ones, and learn anew when that lasts."""
+        line = self.pattern.line if self.pattern else TOKEN
+        bounds = np.append(blocks.begin, blocks.end[-1])
+        signature = signatures(self.rows, line, bounds)
+        whole = (quality & int(Quality.INCOMPLETE)) == 0
+        if self._signature is not None and (signature[whole] == self._signature).all():
+            if whole.any():
+                self._other.clear()
+            return
+        for place in np.flatnonzero(whole).tolist():
+            seen = int(signature[place])
+            if seen == self._signature:
+                self._other.clear()
                 continue
-            flags[i] = int(Quality.OTHER_WORK)
-            self._other = [*self._other, signature] if signature in self._other[-1:] else [signature]
-            if len(self._other) >= _RELEARN_AFTER:
-                self._learnt, self._other = signature, []
-        return flags
+            self._other = [*self._other, seen] if self._other[-1:] == [seen] else [seen]
+            if len(self._other) >= (_ADOPT if self._signature is not None else 2):
+                self._signature = seen
+                self._other.clear()
+            elif self._signature is not None:
+                quality[place] |= int(Quality.OTHER_WORK)
 
-
-def _joined(kept: "Table", more: "Table | None") -> "Table":  # type: ignore[type-var]
-    return kept if more is None else more if not len(kept) else type(kept).concatenate([kept, more])
-
-
-def _segment_of(times: IntArray, ends: IntArray) -> IntArray:
-    """Return which of the stretches that end at `ends` each time lies in; len(ends) for later ones."""
-    return np.searchsorted(ends, times, side="left").astype(np.int64)
-
-
-_NONE = np.empty(0, np.int64)
-_NOTHING = Segments(
-    _NONE, _NONE, _NONE, _NONE, _NONE, np.empty(0), 0, _NONE, Calls.empty(), _NONE, Spans.empty(), _NONE
-)
+    def _forget(self, time_ns: int, row: int, mark: int) -> None:
+        self._previous_end_ns, self._previous_mark = time_ns, mark
+        self.rows = self.rows[:, row:]
+        self.syncs = self.syncs.after(time_ns)
+        self.spans = self.spans.after(time_ns)
+        self.ends = self.ends.after(time_ns)
+        self.pauses = self.pauses.after(time_ns)

@@ -8,32 +8,33 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pipeline.observer import Observer
 from pipeline.record import Record
-from pipeline.window_node import NodeWindow
+from pipeline.window_check import check
+from pipeline.window_params import DEFAULTS, WindowParams
+from pipeline.window_state import NodeState
 from schemas.codec import InvalidRecord, decode_events
 from schemas.events import EventBatch
 from schemas.iterations import IterationBatch
 
-_MOST_NODES = 16384
-_MOST_HELD = 4
+_MOST_ENDED = 1 << 16
+_MOST_AGENTS = 64  # remembered per node, to know their late batches
 
-
-@dataclass(slots=True)
-class _Order:
-    """Puts one agent's batches in order."""
-
-    agent_start_ns: int
-    next_seq: int
-    held: dict[int, EventBatch] = field(default_factory=dict)
+_Key = tuple[str, str]  # job_id and node
 
 
 @dataclass(slots=True)
 class _Tracked:
-    node: NodeWindow
-    order: _Order
+    """One incarnation on one node, and the order of its batches."""
+
+    incarnation: str
+    world_size: int
+    state: NodeState
+    agent_start_ns: int
+    next_seq: int
+    last_record_ns: int
+    held: dict[int, EventBatch] = field(default_factory=dict)
+    earlier_agents: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
 
 @dataclass(slots=True)
@@ -41,84 +42,92 @@ class Window:
     """State of all nodes whose records this window is given."""
 
     observer: Observer = field(default_factory=Observer)
-    _nodes: OrderedDict[tuple[str, str, str], _Tracked] = field(default_factory=OrderedDict)
+    params: WindowParams = DEFAULTS
+    _nodes: OrderedDict[_Key, _Tracked] = field(default_factory=OrderedDict)
+    _ended: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
 
     def handle(self, record: Record) -> Iterator[IterationBatch]:
         """Take in one record of the events topic. Raises InvalidRecord, before any state has changed."""
         batch = decode_events(record.value)
-        _check(batch)
-        key = (batch.job_id, batch.incarnation, batch.node)
+        check(batch)
+        key = (batch.job_id, batch.node)
+        if (*key, batch.incarnation) in self._ended:
+            self.observer.counted("batches_after_end", 1)
+            return
         tracked = self._nodes.get(key)
-        lost = 0
+        if tracked is not None and tracked.incarnation != batch.incarnation:
+            yield from self._end(key, tracked)
+            tracked = None
         if tracked is None:
-            self._forget_earlier_incarnations(batch)
-            tracked = self._nodes[key] = _Tracked(NodeWindow(self.observer), _Order(batch.agent_start_ns, batch.seq))
-            while len(self._nodes) > _MOST_NODES:
-                self._nodes.popitem(last=False)
-                self.observer.counted("nodes_forgotten", 1)
-        elif batch.agent_start_ns > tracked.order.agent_start_ns:
-            yield from self._release(tracked)
-            tracked.order = _Order(batch.agent_start_ns, 0)
-            lost = 1  # whatever happened while the agent was down
+            state = NodeState(self.params, self.observer.counted)
+            tracked = self._nodes[key] = _Tracked(
+                batch.incarnation, batch.world_size, state, batch.agent_start_ns, batch.seq, record.time_ns
+            )
+        elif tracked.world_size != batch.world_size:
+            raise InvalidRecord(
+                f"node {batch.node!r} says world_size {batch.world_size} of job {batch.job_id!r}, before it said "
+                f"{tracked.world_size}: give the jobs different identifiers"
+            )
+        tracked.last_record_ns = record.time_ns
         self._nodes.move_to_end(key)
-        yield from self._in_order(tracked, batch, lost)
-        if batch.is_last:
-            yield from self._release(tracked)
-            del self._nodes[key]
+        yield from self._in_order(tracked, batch)
+        if batch.is_last and batch.agent_start_ns == tracked.agent_start_ns:
+            yield from self._end(key, tracked)
+        self._evict(record.time_ns)
 
-    def _in_order(self, tracked: _Tracked, batch: EventBatch, lost: int) -> Iterator[IterationBatch]:
-        order = tracked.order
-        if batch.agent_start_ns < order.agent_start_ns or batch.seq < order.next_seq or batch.seq in order.held:
+    def _in_order(self, tracked: _Tracked, batch: EventBatch) -> Iterator[IterationBatch]:
+        if batch.agent_start_ns != tracked.agent_start_ns:
+            if batch.agent_start_ns in tracked.earlier_agents:
+                self.observer.counted("batches_duplicate", 1)
+                return
+            yield from self._release(tracked)
+            tracked.earlier_agents[tracked.agent_start_ns] = None
+            if len(tracked.earlier_agents) > _MOST_AGENTS:
+                tracked.earlier_agents.popitem(last=False)
+            tracked.agent_start_ns, tracked.next_seq = batch.agent_start_ns, 0
+        if batch.seq < tracked.next_seq or batch.seq in tracked.held:
             self.observer.counted("batches_duplicate", 1)
             return
-        if batch.seq > order.next_seq:
-            order.held[batch.seq] = batch
-            if len(order.held) > _MOST_HELD:
-                lost = min(order.held) - order.next_seq
-                self.observer.counted("batches_lost", lost)
-                order.next_seq = min(order.held)
-            else:
-                self.observer.counted("batches_early", 1)
-                return
-        else:
-            order.held[batch.seq] = batch
-        while order.next_seq in order.held:
-            yield tracked.node.answer(order.held.pop(order.next_seq), lost)
-            order.next_seq += 1
-            lost = 0
+        tracked.held[batch.seq] = batch
+        yield from self._consecutive(tracked)
+        if len(tracked.held) > self.params.reorder_batches:
+            yield self._next(tracked)
+            yield from self._consecutive(tracked)
+
+    def _consecutive(self, tracked: _Tracked) -> Iterator[IterationBatch]:
+        while tracked.next_seq in tracked.held:
+            yield self._next(tracked)
+
+    def _next(self, tracked: _Tracked) -> IterationBatch:
+        """Answer the first of the held batches; what should have come before it is lost."""
+        seq = min(tracked.held)
+        n_lost = seq - tracked.next_seq
+        if n_lost:
+            self.observer.counted("batches_lost", n_lost)
+        tracked.next_seq = seq + 1
+        return tracked.state.answer(tracked.held.pop(seq), n_lost)
 
     def _release(self, tracked: _Tracked) -> Iterator[IterationBatch]:
-        """Answer what is held, with the gaps as losses."""
-        order = tracked.order
-        for seq in sorted(order.held):
-            lost = seq - order.next_seq
-            if lost:
-                self.observer.counted("batches_lost", lost)
-            yield tracked.node.answer(order.held.pop(seq), lost)
-            order.next_seq = seq + 1
+        while tracked.held:
+            yield self._next(tracked)
 
-    def _forget_earlier_incarnations(self, batch: EventBatch) -> None:
-        for key in [k for k in self._nodes if k[0] == batch.job_id and k[2] == batch.node]:
-            if self._nodes[key].order.agent_start_ns <= batch.agent_start_ns:
-                del self._nodes[key]
+    def _end(self, key: _Key, tracked: _Tracked) -> Iterator[IterationBatch]:
+        yield from self._release(tracked)
+        del self._nodes[key]
+        self._ended[*key, tracked.incarnation] = None
+        if len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
+
+    def _evict(self, record_ns: int) -> None:
+        """Forget the node that has been silent for longest, where that is too long or there are too many."""
+        key, oldest = next(iter(self._nodes.items()), (None, None))
+        if key is None or oldest is None:
+            return
+        if len(self._nodes) > self.params.nodes or oldest.last_record_ns < record_ns - self.params.silent_s * 1e9:
+            del self._nodes[key]
+            self.observer.counted("nodes_dropped", 1)
 
     @property
     def n_nodes(self) -> int:
         """How many nodes hold state."""
         return len(self._nodes)
-
-
-def _check(batch: EventBatch) -> None:
-    """Refuse what no agent can have seen."""
-    calls = batch.calls
-    if len(calls):
-        if (calls.duration_ns < 0).any() or (calls.duration_min_ns < 0).any() or (calls.end_ns < calls.start_ns).any():
-            raise InvalidRecord("a call ends before it starts")
-        if (calls.count == 0).any():
-            raise InvalidRecord("a call row counts no call")
-        if (calls.bytes < 0).any() or (calls.first_seq < 0).any():
-            raise InvalidRecord("a call has a negative size or sequence number")
-    for name in ("syncs", "spans", "markers"):
-        table = getattr(batch, name)
-        if len(table) and (np.asarray(table.duration_ns) < 0).any():
-            raise InvalidRecord(f"{name} have a negative duration")

@@ -68,6 +68,7 @@ class Incident:
     restated_frame: int = 0
     restated_excess_s: float = 0.0
     unseen: int = 0
+    n_updates: int = 0  # each waits twice as long as the one before
 
     @property
     def slowdown(self) -> float:
@@ -215,8 +216,9 @@ class IncidentBook:
             incident.excess_s = level
         change = abs(incident.excess_s - incident.restated_excess_s)
         is_same = incident.kind in WORKLOAD or change <= _RESTATE_CHANGE * incident.restated_excess_s
-        if is_same and waited < self.params.update_frames:
+        if is_same and waited < self.params.update_frames << min(incident.n_updates, 6):
             return False
+        incident.n_updates += 1
         incident.restated_frame, incident.restated_excess_s = now, incident.excess_s
         incident.suspect = _with_present_clock(incident.suspect, history)
         grown = self._severity(incident.suspect.kind, incident.slowdown)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from detectors.verify import MOST_AFTER, Outcome, confirm, shift
 from pipeline.changes import Change, ChangeSearch
 from pipeline.frames import Frame, FrameAssembler, Lateness, Signal
 from pipeline.history import History
@@ -156,10 +157,19 @@ class Job:
         self._inquiry = _Inquiry(change, self.history.n_frames + self._patience(change.after_s))
         yield from self._continue_inquiry(structure)
 
+    def _lasts(self, change: Change) -> bool:
+        """Whether the last frames are still slow: without a culprit, a few slow iterations are no incident."""
+        now = self.history.n_frames
+        before = self.history.durations(change.reference_start, change.reference_stop)
+        found = shift(before, self.history.durations(change.onset, now)[:MOST_AFTER])
+        latest_s = float(np.median(self.history.durations(now - self.params.transient_frames, now)))
+        is_slow_still = latest_s >= (1 + 0.25 * (change.ratio - 1)) * change.before_s
+        return is_slow_still and confirm(found, self.params.least_slowdown).outcome is Outcome.CONFIRMED
+
     def _patience(self, iteration_s: float) -> int:
-        """Return for how many frames to look for a component: none where nothing could show one."""
+        """Return for how many frames to look for a component: fewer where nothing could show one."""
         timed = Sensor.GPU | Sensor.SPAN | Sensor.SYNC
-        frames = self.params.inquiry_frames if self.sensors & timed else 0
+        frames = self.params.inquiry_frames if self.sensors & timed else self.params.transient_frames
         if self.sensors & (Sensor.NVML | Sensor.HOST) and not self.sensors & (Sensor.GPU | Sensor.SPAN):
             frames = max(self.params.inquiry_frames, min(int(_TELEMETRY_LAG_S / iteration_s) + 1, _LONGEST_PATIENCE))
         return frames
@@ -195,6 +205,9 @@ class Job:
         if not suspects and now < inquiry.deadline:
             return
         self._inquiry = None
+        if not suspects and not self._lasts(change):
+            self.observer.counted("changes_transient", 1)
+            return
         if not suspects:
             watch = JobWatch(change.before_s)
             suspects = self._rank_search(structure).by_telemetry(span, gained_s, watch) or [

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from pipeline.lookback import Partition, to_record
 from pipeline.merging import Merge
@@ -40,6 +40,7 @@ class _Loop:
         self._settings = settings
         self._parts = made
         self._is_ending = False
+        self._fatal: KafkaError | None = None
         self._merge = Merge()
         self._next_commit_s = 0.0
         self._last_committed: dict[Partition, int] = {}
@@ -54,6 +55,7 @@ class _Loop:
                 "heartbeat.interval.ms": int(settings.session_timeout_s * 1000 / 4),
                 "fetch.wait.max.ms": settings.fetch_wait_ms,
                 "log_level": 0,
+                "error_cb": self._note_error,
                 **({"group.instance.id": settings.member} if settings.member else {}),
             }
         )
@@ -73,8 +75,7 @@ class _Loop:
                         else:  # a job's iterations are all in one partition; its events are in many
                             self._handle(record)
                         record = None
-                    elif message.error().fatal():
-                        raise KafkaException(message.error())  # noqa: TRY301 - the one way out is below
+                self._refuse_fatal()
                 while (record := self._next()) is not None:
                     self._handle(record)
                     self._commit_when_due()
@@ -143,11 +144,21 @@ class _Loop:
             )
             self._last_committed = positions
         except KafkaException as error:  # the broker is away or the group is being rebuilt: less counts as done
+            self._note_error(error.args[0])
             logger.debug("offsets were not committed: %s", error)
 
     def _highwater(self, partition: Partition) -> int | None:
         bounds = self._consumer.get_watermark_offsets(TopicPartition(*partition), cached=True)
         return None if bounds is None else int(bounds[1])
+
+    def _note_error(self, error: KafkaError) -> None:
+        if error.fatal() or error.code() == KafkaError.FENCED_INSTANCE_ID:
+            self._fatal = error
+
+    def _refuse_fatal(self) -> None:
+        """Raise what the client will not recover from, such as another worker of the same member name."""
+        if self._fatal is not None:
+            raise KafkaException(self._fatal)
 
     def _end(self, *_: Any) -> None:
         self._is_ending = True

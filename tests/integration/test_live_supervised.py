@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,29 @@ def test_a_killed_worker_is_started_anew_and_no_record_is_blamed_for_it(
         assert supervised.end() == [0]
         assert alerts.alerts() == wanted
         assert dead.messages == []
+
+
+@pytest.mark.parametrize("driver", list(Driver))
+def test_an_outage_longer_than_the_session_delays_and_changes_nothing(
+    kafka: ApacheKafka, driver: Driver, tmp_path: Path
+) -> None:
+    sender = Sender(kafka.bootstrap)
+    wanted = expected("job-a", N_BATCHES)
+    supervised = Supervised(settings(kafka.bootstrap, driver), tmp_path)
+    try:
+        with alerts_of(kafka) as alerts, dead_letters_of(kafka) as dead:
+            sender.send(batch("job-a", seq) for seq in range(23))
+            alerts.wait_for(len(expected("job-a", 23)), "alerts")
+            kafka.kill()
+            time.sleep(supervised.settings.session_timeout_s + 2)
+            kafka.start()
+            sender.send(batch("job-a", seq) for seq in range(23, N_BATCHES))
+            alerts.wait_for(len(wanted), "alerts")
+            assert supervised.end() == [0]
+            assert alerts.alerts() == wanted
+            assert dead.messages == []
+    finally:
+        supervised.end()
 
 
 def _pidfd(pid: int) -> int:

@@ -183,11 +183,9 @@ class _App(faust.App):  # type: ignore[misc] # Faust is not typed for mypy's str
 
     def end_of(self, partition: Partition) -> int | None:
         """Return what the client knows of a partition's end, None where it is not assigned or was never fetched."""
-        tp = TP(*partition)
-        with contextlib.suppress(AssertionError):  # aiokafka's, of a partition that goes in this very moment
-            if tp in self.consumer.assignment():
-                end: int | None = self.consumer.highwater(tp)
-                return end
+        with contextlib.suppress(AssertionError):  # aiokafka's, of a partition that is not assigned
+            end: int | None = self.consumer.highwater(TP(*partition))
+            return end
         return None
 
     async def drain_for_ever(self) -> None:

@@ -44,7 +44,7 @@ class Bocpd:
     short: run lengths up to this, in frames, are a recent change.
     threshold: posterior mass of short run lengths that is an alarm.
     warmup_frames: values of a series from which its level and scale are learnt.
-    scale_floor: least scale, in log units, that a series or a new run begins with, and that a spike is measured in.
+    scale_floor: least scale, in log units, that a series or a new run begins with.
     spike_sigmas: a value further than this from the current run, in its predictive standard deviations, is held back
         until the next: it enters as it is if that lies out on the same side, else pulled in to this distance.
         Infinity lets every value in at once.
@@ -110,7 +110,7 @@ class Bocpd:
         if not len(rows):
             return
         runs, x = self._runs, values[rows]
-        limit = self.spike_sigmas * np.maximum(runs.scale[rows], self.scale_floor)
+        limit = self.spike_sigmas * runs.scale[rows]
         distance = x - runs.location[rows]
         side = np.sign(distance).astype(np.int8) * (np.abs(distance) > limit)
         held = self._held[rows]

@@ -127,6 +127,7 @@ def test_a_spike_does_not_move_the_date_of_a_change() -> None:
     series = shifted(9, 73, 59, 8.0, 11)
     series[63] += 60.0
     _, run_lengths = verdicts(Bocpd(11), series)
+    assert (run_lengths[63] == 5).all()
     assert (run_lengths[67] == 9).mean() > 0.85
 
 
@@ -186,7 +187,7 @@ def test_a_run_of_many_thousand_values_keeps_the_scale_of_its_values() -> None:
     rng = np.random.default_rng(15)
     detector = Bocpd(7, spike_sigmas=np.inf)
     alarms = sum(int(detector.update(rng.normal(0.0, 1.0, 7)).alarm.sum()) for _ in range(6007))
-    np.testing.assert_allclose(detector.prediction[1], 1.0, rtol=0.15)
+    np.testing.assert_allclose(detector.prediction[1], 1.0, rtol=0.06)
     _, run_lengths = verdicts(detector, rng.normal(4.0, 1.0, (5, 7)))
     assert (run_lengths[-1] == 5).mean() > 0.8
     assert alarms < 7 * 6007 / 500

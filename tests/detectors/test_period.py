@@ -144,10 +144,34 @@ def test_so_few_tokens_have_no_period(n: int) -> None:
     assert period(np.full(n, 4)) is None
 
 
+def test_one_call_among_which_others_are_strewn_has_no_period() -> None:
+    rng = np.random.default_rng(3)
+    tokens = np.where(rng.random(2003) < 0.98, 1, rng.integers(2, 9, 2003))
+    assert period(tokens) is None
+
+
 def test_iterations_of_ever_different_length_have_no_period() -> None:
     rng = np.random.default_rng(2)
     tokens = np.concatenate([[1, 2] * rng.integers(2, 9) + [3] for _ in range(307)])
     assert period(tokens) is None
+
+
+def test_long_runs_of_one_call_are_no_iterations() -> None:
+    tokens = np.array(([1] * 300 + [2] * 300) * 5)
+    assert period(tokens) == Period(600, 0, 1.0)
+
+
+def test_iterations_that_never_repeat_exactly_have_no_period() -> None:
+    tokens = np.tile(np.arange(50), 9)
+    tokens[::50] = 1000 + np.arange(9)
+    assert period(tokens) is None
+
+
+def test_a_call_at_ever_different_distances_marks_no_iteration() -> None:
+    tokens = np.tile([0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1], 7)
+    found = period(tokens)
+    assert found == Period(14, 0, 1.0)
+    assert anchor(tokens, found) is None
 
 
 def test_fewer_than_three_repeats_are_not_enough() -> None:

@@ -145,6 +145,40 @@ def test_a_recovery_is_confirmed_with_a_ratio_below_one() -> None:
     assert scan(well, times(rng, 30, 0.01, 1.4), least_ratio=1 / 1.05)[0].outcome is Outcome.REFUTED
 
 
+@given(
+    st.lists(st.floats(0.1, 10.0), min_size=3, max_size=41),
+    st.lists(st.floats(0.1, 10.0), min_size=1, max_size=31),
+)
+def test_a_speed_is_judged_like_a_time_turned_round(before: list[float], after: list[float]) -> None:
+    times, speeds = shift(np.array(before), np.array(after)), shift(1 / np.array(before), 1 / np.array(after))
+    assert speeds.log_ratio == pytest.approx(-times.log_ratio, abs=1e-9)
+    assert speeds.lower == pytest.approx(-times.upper, abs=1e-9)
+    assert speeds.upper == pytest.approx(-times.lower, abs=1e-9)
+
+
+def test_the_bounds_are_those_of_the_formula() -> None:
+    jitter = 0.01 * np.ravel(np.column_stack([np.arange(-1, -9, -1), np.arange(1, 9)]))  # no correlation to allow for
+    found = shift(np.exp(jitter), np.full(9, 2.0))
+    scale = max(1.4826 * 0.045, 0.01 * (6.5 + 6.5) / 2.563)
+    error = 1.093 * scale * np.sqrt(1 / 16 + 1 / 9)
+    margin = student.ppf(0.999, 15) * error
+    assert found.lower == pytest.approx(log(2) - margin, rel=0.01)
+    assert found.upper == pytest.approx(log(2) + margin, rel=0.01)
+
+
+def test_a_slow_spell_that_is_over_confirms_nothing() -> None:
+    before = times(np.random.default_rng(13), 31, 0.005)
+    spell = 1.3 * np.array([1.5, 1.5, 1.5, 1.0])
+    assert confirm(shift(before, spell[:3])).outcome is Outcome.CONFIRMED
+    assert confirm(shift(before, spell)).outcome is Outcome.UNDECIDED
+
+
+def test_half_of_an_even_number_of_values_is_no_slowdown() -> None:
+    before = times(np.random.default_rng(14), 101, 0.005)
+    assert confirm(shift(before, 1.3 * np.array([1.5, 1.0, 1.0, 1.5]))).outcome is Outcome.UNDECIDED
+    assert confirm(shift(before, 1.3 * np.array([1.5, 1.0, 1.5, 1.5]))).outcome is Outcome.CONFIRMED
+
+
 def shift_of(lower: float, upper: float, n_before: int = 30, n_after: int = 7) -> Shift:
     return Shift((lower + upper) / 2, lower, upper, n_before, n_after)
 

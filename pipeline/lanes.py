@@ -95,6 +95,9 @@ class Lane:
             if message.alert is not None:
                 self.metrics.alert_published(message.alert)
                 _log_alert(message.alert)
+        if self.published is not None and self.published.n_forgotten:
+            self.metrics.counted("incidents_forgotten", self.published.n_forgotten)
+            self.published.n_forgotten = 0
 
     def _encoded(self, record: Record) -> list[Outgoing]:
         outgoing = []
@@ -104,8 +107,9 @@ class Lane:
                     outgoing.append(Outgoing(ITERATIONS, job_key(output.job_id), encode_iterations(output)))
             else:
                 assert self.published is not None, f"a stage on {self.partition[0]} has made an alert"
-                alert = self.published.admit(output, record.time_ns)
-                if alert is not None:
+                if record.offset < self.committed:
+                    self.published.remake(output)
+                elif (alert := self.published.admit(output, record.time_ns)) is not None:
                     outgoing.append(_alert(alert))
         return outgoing
 

@@ -141,6 +141,9 @@ class _Feed:
                 record = self._merge.pop(assigned, self._is_behind, time.monotonic())
                 if record is None:
                     return
+                if self._merge.n_forced:
+                    self._app.made.metrics.counted("records_not_merged", self._merge.n_forced)
+                    self._merge.n_forced = 0
                 await self._handle(record)
 
     def clear(self) -> None:

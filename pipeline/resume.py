@@ -53,15 +53,26 @@ class Published:
         if known is None or alert.revision > known.revision:
             self._remember(alert, (alert.as_of_time_ns, alert.revision), record_ns)
 
+    def remake(self, alert: Alert) -> None:
+        """Take in an alert that the judge has made of a record that was done before.
+
+        It has been published, or comes of seeing less of the job than the judge before, and is not to be.
+        """
+        self._remade[alert.fingerprint] = alert
+
     def admit(self, alert: Alert, record_ns: int) -> Alert | None:
         """Return what is to be published for an alert that the judge has made: nothing where it was already.
 
         An alert is new if it says more than the last one published of its incident: it is of a later time, or of the
-        same time and a higher revision. Revisions go on from the last one published.
+        same time and a higher revision. Revisions go on from the last one published. The end of an incident that
+        nobody was told of is no news.
         """
         self._remade[alert.fingerprint] = alert
         key = (alert.as_of_time_ns, alert.revision)
         known = self._last.get(alert.fingerprint)
+        is_open = known is not None and known.alert.state is AlertState.FIRING
+        if alert.state is AlertState.RESOLVED and not is_open:
+            return None
         if known is not None:
             if key <= known.key:
                 return None

@@ -15,6 +15,7 @@ from schemas.alerts import Resolution
 from schemas.codec import decode_alert, decode_iterations, encode_events
 from schemas.topics import ALERTS, DEAD_LETTERS, EVENTS, ITERATIONS
 from tests.integration.fake_stages import (
+    END,
     EXPLOSIVE,
     ONSET,
     FakeJudge,
@@ -138,19 +139,38 @@ def test_poison_does_not_reach_the_stage(bench: Bench) -> None:
     assert dead_letters.decode(left[1][1]).cause is dead_letters.Cause.POISON
 
 
-@pytest.mark.parametrize("committed", [0, 5, ONSET + 1, 40])
-@pytest.mark.parametrize("n_published", [0, 1, 3])
-def test_a_judge_lane_publishes_what_the_topic_lacks(bench: Bench, committed: int, n_published: int) -> None:
-    wanted = expected("job-a", N_BATCHES)
+def judge_lane(bench: Bench, committed: int, n_published: int) -> Lane:
     published = Published()
-    for alert in wanted[:n_published]:
+    for alert in expected("job-a", N_BATCHES)[:n_published]:
         published.note(alert, 10**18)
-    lane = bench.lane(
+    return bench.lane(
         FakeJudge(bench.metrics), topic=ITERATIONS, committed=committed, end=N_BATCHES, published=published
     )
-    left = drive(lane, [iterations(offset) for offset in range(N_BATCHES)])
-    assert {topic for topic, _ in left} == {ALERTS}
-    assert [decode_alert(value) for _, value in left] == wanted[n_published:]
+
+
+@pytest.mark.parametrize("committed", [0, 5, ONSET + 1, 30])
+def test_a_judge_lane_publishes_what_the_topic_lacks(bench: Bench, committed: int) -> None:
+    wanted = expected("job-a", N_BATCHES)
+    n_done = sum(alert.as_of_iteration < committed for alert in wanted)
+    for n_published in range(n_done, len(wanted) + 1):
+        left = drive(judge_lane(bench, committed, n_published), [iterations(offset) for offset in range(N_BATCHES)])
+        assert [decode_alert(value) for _, value in left] == wanted[n_published:]
+        assert {topic for topic, _ in left} <= {ALERTS}
+
+
+def test_what_a_judge_with_a_shorter_memory_says_of_records_that_were_done_is_not_published(bench: Bench) -> None:
+    """The judge before has seen the same records and more of the job, and has said nothing."""
+    lane = judge_lane(bench, committed=END, n_published=0)
+    assert drive(lane, [iterations(offset) for offset in range(N_BATCHES)]) == []
+
+
+def test_an_incident_that_was_seen_to_end_but_is_open_on_the_topic_is_ended_there(bench: Bench) -> None:
+    wanted = expected("job-a", N_BATCHES)
+    lane = judge_lane(bench, committed=40, n_published=3)
+    ((topic, value),) = drive(lane, [iterations(offset) for offset in range(N_BATCHES)])
+    end = decode_alert(value)
+    assert (topic, end.state, end.resolution) == (ALERTS, wanted[-1].state, wanted[-1].resolution)
+    assert end.revision == wanted[2].revision + 1
 
 
 def test_an_incident_whose_records_are_gone_ends_when_all_has_been_read_again(bench: Bench) -> None:

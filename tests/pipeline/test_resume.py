@@ -80,6 +80,12 @@ def test_revisions_go_on_where_a_judge_with_a_shorter_memory_counts_from_one() -
     assert [alert.revision for alert in new] == [ALERTS[2].revision + 1 + number for number in range(len(ALERTS) - 3)]
 
 
+def test_the_end_of_an_incident_that_nobody_was_told_of_is_no_news() -> None:
+    assert admitted(Published(), ALERTS[-1:]) == []
+    again = msgspec.structs.replace(ALERTS[-1], revision=99, as_of_time_ns=ALERTS[-1].as_of_time_ns + 1)
+    assert admitted(read_back(ALERTS), [again]) == []
+
+
 def test_an_incident_that_the_rebuilt_judge_holds_open_stays_open() -> None:
     published = read_back(ALERTS[:2])
     assert admitted(published, ALERTS[:2]) == []

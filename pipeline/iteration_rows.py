@@ -30,8 +30,9 @@ def opened(closed: Sequence[Closed], keys: Keys, telemetry: Telemetry) -> Rows |
     """Return the iterations of all ranks, rank by rank, as they are before their GPU times are known."""
     if not closed:
         return None
-    parts = [_columns(part, telemetry) for part in closed]
+    parts = [_columns(part) for part in closed]
     rows: Columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    rows |= telemetry.describe(rows["rank"], rows["start_ns"], rows["end_ns"], rows["duration_s"])
     content = np.concatenate([part.content for part in closed], axis=1)
     sizes = np.concatenate([part.end - part.begin for part in closed])
     iteration = np.repeat(np.arange(len(sizes)), sizes)
@@ -42,7 +43,7 @@ def opened(closed: Sequence[Closed], keys: Keys, telemetry: Telemetry) -> Rows |
     return Rows(rows, entries, own, np.zeros(len(own), np.int64), np.zeros(len(sizes), np.int64))
 
 
-def _columns(closed: Closed, telemetry: Telemetry) -> Columns:
+def _columns(closed: Closed) -> Columns:
     n = len(closed.mark)
     columns: Columns = {name: getattr(closed, name) for name in _BY_ITERATION}
     columns["rank"] = np.full(n, closed.rank)
@@ -50,7 +51,7 @@ def _columns(closed: Closed, telemetry: Telemetry) -> Columns:
     columns["numbering"] = np.full(n, int(closed.numbering))
     columns["segment"] = np.full(n, closed.segment_ns)
     columns["counter"] = np.full(n, closed.counter if closed.numbering is Numbering.LOCAL else -1)
-    return columns | telemetry.describe(closed)
+    return columns
 
 
 def iteration_rows(done: Rows | None, sensors: Sensor) -> IterationRows:

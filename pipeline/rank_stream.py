@@ -193,10 +193,13 @@ class RankStream:
         if pattern.tail is None:
             time_ns = rows[END if facts.are_gpu_calls else START, places]
             return Bounds(last + 1, time_ns, np.ones(len(last), bool), mark)
+        # The last synchronisation after the anchor and before the call that follows the tail; the tail may be shorter.
         begun = np.append(rows[START], NEVER_NS)
         sync = np.searchsorted(self.syncs.end_ns, begun[last + 1], "right") - 1
         end_ns = self.syncs.end_ns[sync] if len(self.syncs) else np.zeros(len(last), np.int64)
-        return Bounds(last + 1, end_ns, (sync >= 0) & (end_ns > begun[last]), mark)
+        has_time = (sync >= 0) & (end_ns > begun[places])
+        row = np.where(has_time, np.searchsorted(rows[START], end_ns, "left"), last + 1)
+        return Bounds(row, end_ns, has_time, mark)
 
     def _follow_count(self, known: BoolArray, mark: IntArray, first_ns: int) -> None:
         """Begin a new segment where the count does not go on as before."""

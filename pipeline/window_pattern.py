@@ -159,6 +159,7 @@ def _tail(lines: IntArray, places: IntArray, sync_end_ns: IntArray | None) -> tu
     if sync_end_ns is None:
         return None, 1
     calls = np.cumsum(lines[COUNT])
+    sync_end_ns = sync_end_ns[sync_end_ns <= lines[START, -1]]  # of later ones it is not known what came before
     row = np.searchsorted(lines[START], sync_end_ns, "left") - 1
     anchor = np.searchsorted(places, row, "right") - 1
     row, anchor = row[anchor >= 0], anchor[anchor >= 0]

@@ -143,7 +143,7 @@ class NodeState:
             facts = BatchFacts(
                 has_sync=bool(batch.sensors & Sensor.SYNC),
                 has_span=bool(batch.sensors & Sensor.SPAN),
-                are_gpu_calls=self._source is CallSource.GPU,
+                are_gpu_calls=self._source is CallSource.GPU and bool(batch.sensors & Sensor.GPU),
                 is_last=batch.is_last,
                 overdue_ns=self._flushes[0] if len(self._flushes) == self._flushes.maxlen else -NEVER_NS,
                 gaps=(*self._gaps, *self._rank_gaps.get(rank, ())),
@@ -162,7 +162,9 @@ class NodeState:
         if not len(table):
             lines = NO_CALLS
         else:
-            is_known = np.isin(table.rank, list(self._streams)) & (table.source <= int(CallSource.GPU))
+            is_known = table.source <= int(CallSource.GPU)
+            if len(self._streams) >= self.params.ranks:
+                is_known &= np.isin(table.rank, list(self._streams))
             if not is_known.all():
                 self.count("calls_dropped", int(np.count_nonzero(~is_known)))
                 table = table.take(is_known)
@@ -198,13 +200,16 @@ _NO_ROWS: IntArray = np.empty(0, np.int64)
 
 def _news(batch: EventBatch, calls: IntArray, rows: dict[str, IntArray]) -> RankNews:
     syncs, spans, markers = batch.syncs, batch.spans, batch.markers
+    own = rows["syncs"]
+    synced = Timed.sorted(syncs.start_ns[own], syncs.duration_ns[own]) if len(own) else Timed.empty()
+    own = rows["spans"]
+    spanned = Timed.sorted(spans.start_ns[own], spans.duration_ns[own], spans.kind[own]) if len(own) else Timed.empty()
+    pauses = ends = Timed.empty()
     own = rows["markers"]
-    kind, end_ns, duration_ns = markers.kind[own], markers.time_ns[own], markers.duration_ns[own]
-    is_end, is_pause = kind == int(MarkerKind.ITERATION_END), np.isin(kind, _PAUSES)
-    return RankNews(
-        calls=calls[:, rows["calls"]],
-        syncs=Timed.sorted(syncs.start_ns[rows["syncs"]], syncs.duration_ns[rows["syncs"]]),
-        spans=Timed.sorted(spans.start_ns[rows["spans"]], spans.duration_ns[rows["spans"]], spans.kind[rows["spans"]]),
-        pauses=Timed.sorted((end_ns - duration_ns)[is_pause], duration_ns[is_pause]),
-        ends=Timed.sorted(end_ns[is_end], np.zeros(np.count_nonzero(is_end), np.int64), markers.iteration[own][is_end]),
-    )
+    if len(own):
+        kind, end_ns, duration_ns = markers.kind[own], markers.time_ns[own], markers.duration_ns[own]
+        is_end, is_pause = kind == int(MarkerKind.ITERATION_END), np.isin(kind, _PAUSES)
+        pauses = Timed.sorted((end_ns - duration_ns)[is_pause], duration_ns[is_pause])
+        instants = np.zeros(np.count_nonzero(is_end), np.int64)
+        ends = Timed.sorted(end_ns[is_end], instants, markers.iteration[own][is_end])
+    return RankNews(calls=calls[:, rows["calls"]], syncs=synced, spans=spanned, pauses=pauses, ends=ends)

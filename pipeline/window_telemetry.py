@@ -1,27 +1,73 @@
 """What the samples of GPUs and hosts say of an iteration: those taken within it, else the last one if it is fresh."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic
 
 import numpy as np
 
-from pipeline.window_blocks import Closed
-from pipeline.window_calls import by_rank
-from schemas.events import EventBatch
-from schemas.table import AnyArray, FloatArray
+from schemas.events import EventBatch, GpuSamples, HostSamples
+from schemas.table import AnyArray, BoolArray, FloatArray, IntArray, TableT
 
 _KEPT = 256  # samples per GPU and per rank
 _FRESH_NS = 2_500_000_000
-_GPU = ("time_ns", "sm_clock_hz", "sm_clock_max_hz", "throttle_reasons", "throttle_known", "temperature_c")
-_HOST = ("time_ns", "run_queue_ratio", "blocked_ratio")
+_TIME_BITS = 45  # ten hours of nanoseconds
 
-Samples = dict[str, AnyArray]  # by column, in the order of time_ns
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Range:
+    """Which samples belong to each iteration: [first, last), never empty, but to be believed only where `has`."""
+
+    first: IntArray
+    last: IntArray
+    has: BoolArray
+
+
+@dataclass(slots=True, eq=False)
+class _Samples(Generic[TableT]):
+    """The latest samples of one kind, in the order of owner and time; owner is a GPU or a rank."""
+
+    table: TableT
+    owner: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    time_ns: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def add(self, owner: AnyArray, time_ns: AnyArray, more: TableT) -> None:
+        """Take in samples; of each owner the latest _KEPT stay."""
+        if not len(more):
+            return
+        owners, times = np.append(self.owner, owner.astype(np.int64)), np.append(self.time_ns, time_ns)
+        order = np.lexsort((times, owners))
+        owners = owners[order]
+        is_old = np.append(owners[_KEPT:] == owners[:-_KEPT], np.zeros(min(_KEPT, len(owners)), bool))
+        order = order[~is_old]
+        self.table = type(more).concatenate([self.table, more]).take(order)
+        self.owner, self.time_ns = owners[~is_old], times[order]
+
+    def within(self, owner: IntArray, start_ns: IntArray, end_ns: IntArray, fresh_ns: IntArray) -> _Range:
+        """Return the samples of (start_ns, end_ns], else the last one before, which must not be older than fresh_ns."""
+        base_ns = int(end_ns.max())  # not a sample's time, which may be wrong
+
+        def placed(owners: IntArray, times: IntArray) -> IntArray:
+            span = 1 << (_TIME_BITS - 1)
+            return (owners << _TIME_BITS) + np.clip(times - base_ns, -span, span - 1)
+
+        names = placed(self.owner, self.time_ns)
+        last = np.searchsorted(names, placed(owner, end_ns), "right")
+        first = np.minimum(np.searchsorted(names, placed(owner, start_ns), "right"), last)
+        newest = np.maximum(last - 1, 0)
+        is_own = (last > 0) & (self.owner[newest] == owner)
+        has = is_own & ((last > first) | (end_ns - self.time_ns[newest] <= fresh_ns))
+        return _Range(np.where(is_own & (last > first), first, newest), np.maximum(last, 1), has)
 
 
 @dataclass(slots=True, eq=False)
 class Telemetry:
     """The latest samples of one node."""
+
+    _gpu: _Samples[GpuSamples] = field(default_factory=lambda: _Samples(GpuSamples.empty()))
+    _host: _Samples[HostSamples] = field(default_factory=lambda: _Samples(HostSamples.empty()))
+    _gpu_of: dict[int, int] = field(default_factory=dict)
+    _fresh_ns: int = _FRESH_NS
 
     COLUMNS = (
         "sm_clock_ratio",
@@ -32,79 +78,64 @@ class Telemetry:
         "throttle_known",
     )
 
-    _gpu: dict[int, Samples] = field(default_factory=dict)
-    _host: dict[int, Samples] = field(default_factory=dict)
-    _gpu_of: dict[int, int] = field(default_factory=dict)
-    _fresh_ns: int = _FRESH_NS
-
-    def learn(self, batch: EventBatch, ranks: Iterable[int]) -> None:
+    def learn(self, batch: EventBatch, ranks: Collection[int]) -> None:
         """Take in the samples of a batch, of GPUs and ranks that have a stream."""
         self._fresh_ns = max(_FRESH_NS, 2 * batch.flush_interval_ns)
-        known = set(ranks)
-        self._gpu_of.update({i.rank: i.gpu for i in batch.ranks if i.gpu is not None and i.rank in known})
-        _keep(self._gpu, batch.gpu_samples.gpu, batch.gpu_samples, _GPU, set(self._gpu_of.values()))
-        _keep(self._host, batch.host_samples.rank, batch.host_samples, _HOST, known)
+        for info in batch.ranks:
+            if info.gpu is not None and info.rank in ranks:
+                self._gpu_of[info.rank] = info.gpu
+        gpus, hosts = batch.gpu_samples, batch.host_samples
+        if len(gpus):
+            gpus = gpus.take(np.isin(gpus.gpu, list(self._gpu_of.values())))
+            self._gpu.add(gpus.gpu, gpus.time_ns, gpus)
+        if len(hosts):
+            hosts = hosts.take(np.isin(hosts.rank, list(ranks)))
+            self._host.add(hosts.rank, hosts.time_ns, hosts)
 
-    def describe(self, closed: Closed) -> dict[str, AnyArray]:
-        """Return the telemetry columns of IterationRows for one rank's iterations, (n,) each."""
-        n = len(closed.mark)
-        columns: dict[str, AnyArray] = {name: np.full(n, np.nan) for name in self.COLUMNS[:4]}
-        columns |= {"throttle_reasons": np.zeros(n, np.uint64), "throttle_known": np.zeros(n, bool)}
-        gpu = self._gpu.get(self._gpu_of.get(closed.rank, -1))
-        if gpu is not None:
-            first, last, has = self._range(gpu["time_ns"], closed)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = gpu["sm_clock_hz"] / gpu["sm_clock_max_hz"]
-            ratio[~np.isfinite(ratio)] = np.nan
-            columns["sm_clock_ratio"] = np.where(has, ratio[last - 1], np.nan)
-            columns["temperature_c"] = np.where(has, gpu["temperature_c"][last - 1], np.nan)
-            known = gpu["throttle_known"] != 0
-            reasons = np.where(known, gpu["throttle_reasons"], np.uint64(0))
-            columns["throttle_reasons"] = np.where(has, _reduced(np.bitwise_or, reasons, first, last), np.uint64(0))
-            columns["throttle_known"] = has & _reduced(np.logical_or, known, first, last)
-        host = self._host.get(closed.rank)
-        if host is not None:
-            first, last, has = self._range(host["time_ns"], closed)
+    def describe(
+        self, rank: IntArray, start_ns: IntArray, end_ns: IntArray, duration_s: FloatArray
+    ) -> dict[str, AnyArray]:
+        """Return the telemetry columns of IterationRows for iterations, (n,) each."""
+        columns: dict[str, AnyArray] = {name: np.full(len(rank), np.nan) for name in self.COLUMNS[:4]}
+        columns |= {"throttle_reasons": np.zeros(len(rank), np.uint64), "throttle_known": np.zeros(len(rank), bool)}
+        length_ns = np.where(np.isfinite(duration_s), duration_s, 0.0) * 1e9
+        fresh_ns = np.maximum(self._fresh_ns, length_ns).astype(np.int64)
+        if len(self._gpu.owner):
+            gpu = np.array([self._gpu_of.get(r, -1) for r in rank.tolist()])
+            columns |= _gpu_columns(self._gpu.table, self._gpu.within(gpu, start_ns, end_ns, fresh_ns))
+        if len(self._host.owner):
+            found = self._host.within(rank, start_ns, end_ns, fresh_ns)
             for name in ("run_queue_ratio", "blocked_ratio"):
-                columns[name] = np.where(has, _means(host[name], first, last), np.nan)
+                columns[name] = _means(getattr(self._host.table, name), found)
         return columns
 
-    def _range(self, time_ns: AnyArray, closed: Closed) -> tuple[AnyArray, AnyArray, AnyArray]:
-        """Return the first and the end of the samples of each iteration, and whether there are any."""
-        last = np.searchsorted(time_ns, closed.end_ns, "right")
-        first = np.minimum(np.searchsorted(time_ns, closed.start_ns, "right"), last)
-        age_ns = closed.end_ns - time_ns[np.maximum(last - 1, 0)]
-        length_ns = np.nan_to_num(closed.duration_s, nan=0.0) * 1e9
-        has = (last > first) | ((last > 0) & (age_ns <= np.maximum(self._fresh_ns, length_ns)))
-        first = np.where(last > first, first, np.maximum(last - 1, 0))
-        return first, np.maximum(last, 1), has
+
+def _gpu_columns(samples: GpuSamples, found: _Range) -> dict[str, AnyArray]:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = samples.sm_clock_hz / samples.sm_clock_max_hz
+    ratio = np.where(np.isfinite(ratio), ratio, np.nan)
+    is_known = samples.throttle_known != 0
+    reasons = np.where(is_known, samples.throttle_reasons, np.uint64(0))
+    return {
+        "sm_clock_ratio": np.where(found.has, ratio[found.last - 1], np.nan),
+        "temperature_c": np.where(found.has, samples.temperature_c[found.last - 1], np.nan),
+        "throttle_reasons": np.where(found.has, _reduced(np.bitwise_or, reasons, found), np.uint64(0)),
+        "throttle_known": found.has & _reduced(np.logical_or, is_known, found),
+    }
 
 
-def _keep(kept: dict[int, Samples], owners: AnyArray, table: Any, names: tuple[str, ...], known: set[int]) -> None:
-    for owner, rows in by_rank(owners):
-        if owner not in known:
-            continue
-        new = {name: getattr(table, name)[rows] for name in names}
-        old = kept.get(owner)
-        both = new if old is None else {name: np.concatenate((old[name], new[name])) for name in names}
-        time_ns = both["time_ns"]
-        if (time_ns[1:] < time_ns[:-1]).any():
-            order = np.argsort(time_ns, kind="stable")
-            both = {name: column[order] for name, column in both.items()}
-        kept[owner] = {name: column[-_KEPT:] for name, column in both.items()}
-
-
-def _reduced(function: np.ufunc, values: AnyArray, first: AnyArray, last: AnyArray) -> AnyArray:
-    """Return (n,): a function over values[first[i]:last[i]], none of which is empty."""
+def _reduced(function: np.ufunc, values: AnyArray, found: _Range) -> AnyArray:
+    """Return (n,): a function over the values of each range."""
     padded = np.append(values, np.zeros(1, values.dtype))
-    pairs = np.stack((first, last), axis=1).ravel()
+    pairs = np.stack((found.first, found.last), axis=1).ravel()
     return np.asarray(function.reduceat(padded, pairs)[::2]) if len(pairs) else padded[:0]
 
 
-def _means(values: AnyArray, first: AnyArray, last: AnyArray) -> FloatArray:
-    """Return (n,): the mean of the known values[first[i]:last[i]], NaN where none is."""
+def _means(values: AnyArray, found: _Range) -> FloatArray:
+    """Return (n,): the mean of the known values of each range, NaN where none is."""
     is_known = np.isfinite(values)
-    total = np.concatenate(([0.0], np.cumsum(np.where(is_known, values, 0.0))))
+    total = np.concatenate(([0.0], np.cumsum(np.where(is_known, values, 0.0), dtype=np.float64)))
     count = np.concatenate(([0], np.cumsum(is_known)))
-    n_known = count[last] - count[first]
-    return np.where(n_known > 0, (total[last] - total[first]) / np.maximum(n_known, 1), np.nan)
+    n_known = count[found.last] - count[found.first]
+    means = (total[found.last] - total[found.first]) / np.maximum(n_known, 1)
+    return np.where(found.has & (n_known > 0), means, np.nan)

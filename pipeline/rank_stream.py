@@ -226,14 +226,17 @@ class RankStream:
         return Bounds(row, time_ns, has_time | self._is_unsynchronised, number)
 
     def _close(self, bounds: Bounds, facts: BatchFacts) -> Closed | None:
-        if not bounds.n_first:
+        if not bounds.has_time.any():
             return None
         step = self.pattern.step if self.pattern else 1
-        is_filled = self._is_lossy(int(bounds.time_ns[bounds.n_first - 1]), facts)
-        if is_filled and self._previous_mark is not None:
-            bounds = bounds.with_lost(self._previous_mark, step, self.params.fill_iterations)
+        n_seen = len(bounds.mark)
+        if facts.gaps:
+            before = int(bounds.mark[0]) - step if self._previous_mark is None else self._previous_mark
+            since_ns = -NEVER_NS if self._previous_end_ns is None else self._previous_end_ns
+            is_lossy = overlaps(facts.gaps, *bounds.intervals(since_ns))
+            bounds = bounds.with_lost(before, step, is_lossy, self.params.fill_iterations)
         blocks = Blocks.of(bounds)
-        start_ns, has_start = self._starts(blocks, is_filled=is_filled)
+        start_ns, has_start = self._starts(blocks, is_filled=len(bounds.mark) > n_seen)
         length_ns = np.where(has_start, blocks.stop_ns - start_ns, 0)
         has_start &= length_ns > 0
         start_ns = np.where(has_start, start_ns, blocks.stop_ns)
@@ -259,12 +262,6 @@ class RankStream:
         )
         self._forget(int(blocks.stop_ns[-1]), int(blocks.end[-1]), int(blocks.mark[-1]))
         return closed
-
-    def _is_lossy(self, time_ns: int, facts: BatchFacts) -> bool:
-        """Return whether something was lost between the end of the previous iteration and a time."""
-        if self._previous_end_ns is None or not facts.gaps:
-            return False
-        return bool(overlaps(facts.gaps, np.array([self._previous_end_ns]), np.array([time_ns])).any())
 
     def _numbering(self, *, is_canonical: bool) -> Numbering:
         if self._is_marked:

@@ -8,8 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
+from pipeline.window_times import NEVER_NS
 from schemas.iterations import Numbering
-from schemas.table import AnyArray, BoolArray, FloatArray, IntArray
+from schemas.table import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,33 +22,28 @@ class Bounds:
     has_time: BoolArray
     mark: IntArray
 
-    @property
-    def n_first(self) -> int:
-        """Return how many iterations end up to the first time that is known, 0 if none is."""
-        return int(self.has_time.argmax()) + 1 if self.has_time.any() else 0
+    def intervals(self, previous_ns: int) -> tuple[IntArray, IntArray]:
+        """Return (n,) twice: between which known times each end lies, the last ones being left open."""
+        known = np.concatenate(([previous_ns], self.time_ns[self.has_time], [NEVER_NS]))
+        place: IntArray = np.cumsum(self.has_time) - self.has_time
+        return known[place], known[place + 1]
 
-    def with_lost(self, previous_mark: int, step: int, limit: int) -> "Bounds":
-        """Return also the ends, before the first known time, that nobody saw though the count goes past them.
+    def with_lost(self, previous_mark: int, step: int, is_lossy: BoolArray, limit: int) -> "Bounds":
+        """Return also the ends that nobody saw though the count goes past them, where something is known to be lost.
 
-        Nothing is added where the count tells of more than `limit`, or makes no sense.
+        is_lossy: (n,), of each end. Nothing is added before an end of which the count tells of more than `limit`.
         """
-        place = (self.mark[: self.n_first] - previous_mark) // step - 1
-        total = int(place[-1]) + 1
-        if not (0 < total - len(place) <= limit and place[0] >= 0 and (np.diff(place) > 0).all()):
+        n_lost = np.diff(self.mark, prepend=previous_mark) // step - 1
+        n_lost = np.where(is_lossy & (n_lost > 0) & (n_lost <= limit), n_lost, 0)
+        if not n_lost.any():
             return self
-        mark = previous_mark + step * np.arange(1, total + 1)
-        row, time_ns, has_time = np.zeros((3, total), np.int64)
-        for all_, seen in zip((mark, row, time_ns, has_time), self._columns(), strict=True):
-            all_[place] = seen[: self.n_first]
-        rest = [column[self.n_first :] for column in self._columns()]
-        columns = [
-            np.concatenate(pair)
-            for pair in zip((mark, np.maximum.accumulate(row), time_ns, has_time), rest, strict=True)
-        ]
-        return Bounds(columns[1], columns[2], columns[3] != 0, columns[0])
-
-    def _columns(self) -> tuple[AnyArray, ...]:
-        return self.mark, self.row, self.time_ns, self.has_time
+        place = np.arange(len(n_lost)) + np.cumsum(n_lost)  # of what was seen
+        total = int(place[-1]) + 1
+        to_come = np.repeat(place, n_lost + 1) - np.arange(total)
+        row, time_ns = np.zeros((2, total), np.int64)
+        has_time = np.zeros(total, bool)
+        row[place], time_ns[place], has_time[place] = self.row, self.time_ns, self.has_time
+        return Bounds(np.maximum.accumulate(row), time_ns, has_time, np.repeat(self.mark, n_lost + 1) - step * to_come)
 
 
 @dataclass(frozen=True, eq=False)

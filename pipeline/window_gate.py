@@ -81,8 +81,11 @@ class Gate:
         is_tired = age >= (0 if is_last else self.wait_batches)
         is_tired &= start > until[counter_rank[counter]]
         for rank in np.unique(counter_rank[counter[is_tired]]).tolist():
-            latest = int(start[is_tired & (counter_rank[counter] == rank)].max())
-            if since[rank] < latest:
-                lost[rank] = int(since[rank]), latest
+            own = counter_rank[counter] == rank
+            latest = int(start[is_tired & own].max())
+            # The missing calls began before those that follow them in the count.
+            after = start[is_lost & own & (start <= latest)]
+            if len(after):
+                lost[rank] = int(since[rank]), int(after.max())
             until[rank] = NEVER_NS if is_last else latest
         return until, lost

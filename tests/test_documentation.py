@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from pipeline.metrics import Metrics
+from schemas.alerts import fingerprint
+from schemas.codec import decode_alert
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
@@ -192,3 +194,10 @@ def test_a_decision_that_the_code_names_exists() -> None:
         for reference in re.findall(r"docs/decisions/(\d{4}-[\w-]+\.md)", path.read_text())
     }
     assert {reference for reference in named if not (REPOSITORY / "docs" / "decisions" / reference).is_file()} == set()
+
+
+def test_the_alert_in_the_readme_is_one_that_the_schema_allows() -> None:
+    _, _, after = read("README.md").partition("```json\n")
+    alert = decode_alert(after.partition("```")[0].encode())
+    assert alert.component.candidates == (alert.component.name,)
+    assert alert.fingerprint == fingerprint(alert.job_id, alert.kind, alert.component)

@@ -23,7 +23,7 @@ _FEWEST_ANCHORS = 3
 _LONGEST_GAP = 1.5  # of an anchor, in its shortest
 _SMALL_BYTES = 4096
 _MOST_TOKENS = 6000  # looked at for a period: it takes quadratic time
-_LEAST_SHARE = 0.5  # of the iterations that are like the most frequent one
+_LEAST_SHARE = 0.5  # of the iterations that are like earlier ones
 _PATIENCE = 64  # anchors to wait for the second synchronisation
 
 
@@ -79,16 +79,16 @@ def learn(
     """
     if lines.shape[1] < _FEWEST_ANCHORS:
         return None
-    for line, anchor in _proposals(lines, keys, members, is_patient=lines.shape[1] >= patience_rows):
-        if found := _confirmed(lines, line, anchor):
+    for line, anchor, n_iterations in _proposals(lines, keys, members, is_patient=lines.shape[1] >= patience_rows):
+        if found := _confirmed(lines, line, anchor, n_iterations):
             counter, step, signature, n_rows = found
             tail, block = _tail(lines, anchors(lines, line, anchor), sync_end_ns)
             return None if block < 1 else Pattern(line, anchor, counter, step, tail, block, signature, n_rows)
     return None
 
 
-def _proposals(lines: IntArray, keys: Keys, members: Members, *, is_patient: bool) -> Iterator[tuple[int, int]]:
-    """Yield lines and calls that recur regularly, the likeliest first."""
+def _proposals(lines: IntArray, keys: Keys, members: Members, *, is_patient: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield lines, calls that recur regularly and how often they do in one period, the likeliest first."""
     size = members.size[lines[KEY]]
     is_collective = ~np.isin(keys.op[lines[KEY]], POINT_TO_POINT)
     everything = np.ones(lines.shape[1], bool)
@@ -105,7 +105,9 @@ def _proposals(lines: IntArray, keys: Keys, members: Members, *, is_patient: boo
                 yield from _regular(lines, line, rows, everything, keys)
 
 
-def _regular(lines: IntArray, line: int, among: BoolArray, chosen: BoolArray, keys: Keys) -> Iterator[tuple[int, int]]:
+def _regular(
+    lines: IntArray, line: int, among: BoolArray, chosen: BoolArray, keys: Keys
+) -> Iterator[tuple[int, int, int]]:
     """Yield the chosen calls that recur in nearly equal gaps, counted in runs of the calls among which they are."""
     rows = np.flatnonzero(among)
     tokens = lines[line, rows]
@@ -127,21 +129,23 @@ def _regular(lines: IntArray, line: int, among: BoolArray, chosen: BoolArray, ke
             row = runs[own[0]]
             key = lines[KEY, row]
             ranked.append((-len(own), int(lines[BYTES, row]), int(keys.op[key]), int(keys.comm[key]), token))
-    for _, _, _, _, token in sorted(ranked):
-        yield line, token
+    for count, _, _, _, token in sorted(ranked):
+        yield line, token, -count
 
 
-def _confirmed(lines: IntArray, line: int, anchor: int) -> tuple[int, int, int, int] | None:
-    """Return the counter, step, signature and rows of the iterations that an anchor makes, if they repeat."""
+def _confirmed(lines: IntArray, line: int, anchor: int, n_iterations: int) -> tuple[int, int, int, int] | None:
+    """Return the counter, step, signature and rows of the iterations that an anchor makes.
+
+    None if most do not equal the one that came n_iterations before.
+    """
     places = anchors(lines, line, anchor)
     if len(places) < _FEWEST_ANCHORS:
         return None
     signature = signatures(lines, line, places + 1)
-    if not (signature[1:] == signature[:-1]).any():
+    repeats = signature[n_iterations:] == signature[:-n_iterations]
+    if len(repeats) < n_iterations or repeats.mean() < _LEAST_SHARE:
         return None
     names, counts = np.unique(signature, return_counts=True)
-    if counts.max() < _LEAST_SHARE * len(signature):
-        return None
     usual = signature == names[counts.argmax()]
     last = lines[SEQ, places] + lines[COUNT, places] - 1
     step = int(np.median(np.diff(last)[usual]))

@@ -156,6 +156,17 @@ def test_a_speed_is_judged_like_a_time_turned_round(before: list[float], after: 
     assert speeds.upper == pytest.approx(-times.lower, abs=1e-9)
 
 
+def test_what_proves_no_slowdown_proves_no_recovery_when_turned_round() -> None:
+    rng = np.random.default_rng(15)
+    quiet, spiky, once_slow = times(rng, 101, 0.005), times(rng, 101, 0.005), times(rng, 101, 0.005)
+    spiky[::20] *= 2.0
+    once_slow[40:46] *= 1.5
+    over = 1.3 * np.array([1.5, 1.5, 1.5, 1.0])
+    for before, after in ((quiet, over), (spiky, np.full(2, 2.6)), (once_slow, np.full(4, 1.9))):
+        assert confirm(shift(before, after)).outcome is Outcome.UNDECIDED
+        assert confirm(shift(1 / before, 1 / after), 1 / 1.05).outcome is Outcome.UNDECIDED
+
+
 def test_the_bounds_are_those_of_the_formula() -> None:
     jitter = 0.01 * np.ravel(np.column_stack([np.arange(-1, -9, -1), np.arange(1, 9)]))  # no correlation to allow for
     found = shift(np.exp(jitter), np.full(9, 2.0))

@@ -181,7 +181,7 @@ class RankStream:
         last = places
         if pattern.tail:
             calls = np.cumsum(rows[COUNT])
-            last = np.searchsorted(calls, calls[places] + pattern.tail)
+            last = calls.searchsorted(calls[places] + pattern.tail)
             last[:-1] = np.minimum(last[:-1], places[1:] - 1)
         if facts.is_last:
             last = np.minimum(last, n_rows - 1)
@@ -195,10 +195,10 @@ class RankStream:
             return Bounds(last + 1, time_ns, np.ones(len(last), bool), mark)
         # The last synchronisation after the anchor and before the call that follows the tail; the tail may be shorter.
         begun = np.append(rows[START], NEVER_NS)
-        sync = np.searchsorted(self.syncs.end_ns, begun[last + 1], "right") - 1
+        sync = self.syncs.end_ns.searchsorted(begun[last + 1], "right") - 1
         end_ns = self.syncs.end_ns[sync] if len(self.syncs) else np.zeros(len(last), np.int64)
         has_time = (sync >= 0) & (end_ns > begun[places])
-        row = np.where(has_time, np.searchsorted(rows[START], end_ns, "left"), last + 1)
+        row = np.where(has_time, rows[START].searchsorted(end_ns, "left"), last + 1)
         return Bounds(row, end_ns, has_time, mark)
 
     def _follow_count(self, known: BoolArray, mark: IntArray, first_ns: int) -> None:
@@ -215,14 +215,14 @@ class RankStream:
         if facts.are_gpu_calls and not facts.is_last:
             # Times of the GPU come late: an iteration is whole once calls of the next one are there.
             newest_ns = int(self.rows[START, -1]) if self.rows.shape[1] else -NEVER_NS
-            n_over = int(np.searchsorted(time_ns, max(newest_ns - 1, facts.overdue_ns), "right"))
+            n_over = int(time_ns.searchsorted(max(newest_ns - 1, facts.overdue_ns), "right"))
             time_ns, number = time_ns[:n_over], number[:n_over]
         has_time = np.ones(len(time_ns), bool)
         if facts.has_sync and len(time_ns) < _MOST_IN_BLOCK:
             # Without a wait for the GPU the host says "done" as early as it likes.
-            n_before = np.searchsorted(self.syncs.end_ns, time_ns, "right")
+            n_before = self.syncs.end_ns.searchsorted(time_ns, "right")
             has_time = np.diff(n_before, prepend=0) > 0
-        row = np.searchsorted(self.rows[START], time_ns, "left")
+        row = self.rows[START].searchsorted(time_ns, "left")
         return Bounds(row, time_ns, has_time | self._is_unsynchronised, number)
 
     def _close(self, bounds: Bounds, facts: BatchFacts) -> Closed | None:
@@ -320,7 +320,7 @@ class RankStream:
         if not len(self.syncs):
             return np.zeros(len(blocks.last), bool)
         begun = np.concatenate(([-NEVER_NS], self.rows[START]))[blocks.end[blocks.last]]
-        sync = np.searchsorted(self.syncs.end_ns, blocks.stop_ns, "right") - 1
+        sync = self.syncs.end_ns.searchsorted(blocks.stop_ns, "right") - 1
         return np.asarray((sync >= 0) & (self.syncs.end_ns[sync] >= begun))
 
     def _judge_work(self, blocks: Blocks, quality: IntArray) -> None:

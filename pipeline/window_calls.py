@@ -54,7 +54,7 @@ class Keys:
 
     def lines(self, calls: Calls, piece: int) -> tuple[IntArray, int]:
         """Return calls as a matrix, (N_LINES, n), and how many found no room among the keys."""
-        peer = np.where(np.isin(calls.op, POINT_TO_POINT), calls.peer, 0)
+        peer = np.where((calls.op == POINT_TO_POINT[0]) | (calls.op == POINT_TO_POINT[1]), calls.peer, 0)
         hashes = mixed(calls.rank, calls.comm, calls.op, peer)
         key = self._find(hashes)
         if (key < 0).any():
@@ -85,7 +85,7 @@ class Keys:
     def _find(self, hashes: Hashes) -> IntArray:
         if not len(self._hashes):
             return np.full(len(hashes), -1, np.int64)
-        place = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        place = np.minimum(self._hashes.searchsorted(hashes), len(self._hashes) - 1)
         return np.where(self._hashes[place] == hashes, self._keys[place], -1)
 
     def _add(self, calls: Calls, peer: AnyArray, hashes: Hashes, rows: IntArray) -> None:

@@ -81,7 +81,7 @@ def communication(content: IntArray, iteration: IntArray, keys: Keys) -> tuple[C
     pair, sorted_ = pair[order], content[:, order]
     first = np.flatnonzero(np.append(True, pair[1:] != pair[:-1])) if len(pair) else np.empty(0, np.int64)
     own = iteration[order[first]]
-    begins = np.searchsorted(iteration, own)
+    begins = iteration.searchsorted(own)
     seq, count = sorted_[SEQ], sorted_[COUNT]
 
     def over(function: np.ufunc, values: IntArray) -> IntArray:
@@ -195,7 +195,7 @@ class Held:
         low = (held.communication["counter"] << _SEQ_BITS) + held.communication["first_seq"]
         order = entries[np.argsort(low[entries], kind="stable")]
         wanted = (self._waiting[COUNTER] << _SEQ_BITS) + self._waiting[SEQ]
-        place = np.searchsorted(low[order], wanted, "right") - 1
+        place = low[order].searchsorted(wanted, "right") - 1
         near = order[np.maximum(place, 0)]
         iteration = held.iteration[near]
         # Of the entries of that iteration, the one with the call's own key.
@@ -203,7 +203,7 @@ class Held:
         names = held.iteration * n_keys + held.communication["key"]
         sorter = np.argsort(names, kind="stable")
         own = iteration * n_keys + self._waiting[KEY]
-        found = np.minimum(np.searchsorted(names[sorter], own), len(names) - 1)
+        found = np.minimum(names[sorter].searchsorted(own), len(names) - 1)
         entry = sorter[found]
         fits = (place >= 0) & (names[entry] == own)
         fits &= (held.communication["first_seq"][entry] <= self._waiting[SEQ]) & (
@@ -236,8 +236,8 @@ class Held:
         spread = (1 << 60) // (n + 1)
         shift = held.rows["end_ns"][own]
         lift = 2 * spread * own
-        start = np.clip(single[START] - shift, -spread, spread - 1) + lift
-        end = np.clip(single[END] - shift, -spread, spread - 1) + lift
+        start = np.minimum(np.maximum(single[START] - shift, -spread), spread - 1) + lift
+        end = np.minimum(np.maximum(single[END] - shift, -spread), spread - 1) + lift
         order = np.lexsort((start, own))
         start, end, own = start[order], end[order], own[order]
         before = np.append(start[0], np.maximum.accumulate(end)[:-1])
@@ -261,7 +261,7 @@ class Held:
         end_ns = int(held.rows["end_ns"][iteration])
         guess, n_agreeing, latest_ns = self._guess.get(counter, (0, 0, -1))
         bounds = [held.rows["start_ns"][iteration], end_ns]
-        inside = calls[:, slice(*np.searchsorted(calls[END], bounds, "right").tolist())]
+        inside = calls[:, slice(*calls[END].searchsorted(bounds, "right").tolist())]
         if end_ns <= latest_ns or inside[COUNT].sum() != held.communication["calls"][entries].sum():
             return
         if inside[END, 0] < held.communication["start_ns"][entries].min():

@@ -164,8 +164,8 @@ def _tail(lines: IntArray, places: IntArray, sync_end_ns: IntArray | None) -> tu
         return None, 1
     calls = np.cumsum(lines[COUNT])
     sync_end_ns = sync_end_ns[sync_end_ns <= lines[START, -1]]  # of later ones it is not known what came before
-    row = np.searchsorted(lines[START], sync_end_ns, "left") - 1
-    anchor = np.searchsorted(places, row, "right") - 1
+    row = lines[START].searchsorted(sync_end_ns, "left") - 1
+    anchor = places.searchsorted(row, "right") - 1
     row, anchor = row[anchor >= 0], anchor[anchor >= 0]
     positions, counts = np.unique(calls[row] - calls[places[anchor]], return_counts=True)
     if not len(positions) or counts.max() < 2:

@@ -49,11 +49,11 @@ class _Samples(Generic[TableT]):
 
         def placed(owners: IntArray, times: IntArray) -> IntArray:
             span = 1 << (_TIME_BITS - 1)
-            return (owners << _TIME_BITS) + np.clip(times - base_ns, -span, span - 1)
+            return (owners << _TIME_BITS) + np.minimum(np.maximum(times - base_ns, -span), span - 1)
 
         names = placed(self.owner, self.time_ns)
-        last = np.searchsorted(names, placed(owner, end_ns), "right")
-        first = np.minimum(np.searchsorted(names, placed(owner, start_ns), "right"), last)
+        last = names.searchsorted(placed(owner, end_ns), "right")
+        first = np.minimum(names.searchsorted(placed(owner, start_ns), "right"), last)
         newest = np.maximum(last - 1, 0)
         is_own = (last > 0) & (self.owner[newest] == owner)
         has = is_own & ((last > first) | (end_ns - self.time_ns[newest] <= fresh_ns))

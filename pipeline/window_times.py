@@ -48,7 +48,7 @@ class Timed:
 
     def after(self, time_ns: int) -> "Timed":
         """Return the stretches that end later."""
-        return self.take(slice(int(np.searchsorted(self.end_ns, time_ns, "right")), None)) if len(self) else self
+        return self.take(slice(int(self.end_ns.searchsorted(time_ns, "right")), None)) if len(self) else self
 
     def with_more(self, more: "Timed", limit: int) -> "Timed":
         """Return the latest `limit` stretches of both."""
@@ -76,8 +76,8 @@ _EMPTY = Timed(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int6
 def sums_between(times: Timed, start_ns: IntArray, end_ns: IntArray) -> FloatArray:
     """Return (n,): seconds of the stretches that end in each of (start_ns, end_ns]."""
     total = np.concatenate(([0], np.cumsum(times.end_ns - times.start_ns)))
-    first = np.searchsorted(times.end_ns, start_ns, "right")
-    last = np.searchsorted(times.end_ns, end_ns, "right")
+    first = times.end_ns.searchsorted(start_ns, "right")
+    last = times.end_ns.searchsorted(end_ns, "right")
     seconds: FloatArray = (total[np.maximum(last, first)] - total[first]) / 1e9
     return seconds
 

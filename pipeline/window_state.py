@@ -48,7 +48,7 @@ class NodeState:
         self._keys = Keys(self.params.keys)
         self._held = Held(self.params.buffer_rows, self.count)
         self._gate = Gate(self.params.gpu_wait_batches)
-        self._flushes = deque(maxlen=self.params.gpu_wait_batches + 1)
+        self._flushes = deque(maxlen=max(1, self.params.gpu_wait_batches))
 
     def answer(self, batch: EventBatch, lost_batches: int) -> IterationBatch:
         """Take in the next batch, before which so many are missing, and return what has become known with it."""

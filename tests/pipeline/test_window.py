@@ -139,6 +139,13 @@ def test_a_restarted_agent_starts_its_numbers_anew_and_what_spans_the_break_is_i
     assert set(rows.iteration[broken].tolist()) <= {19, 20}
 
 
+def test_the_first_batches_of_a_restarted_agent_are_missed_when_they_do_not_come() -> None:
+    batches = story()
+    restarted = [replace(b, agent_start_ns=T0 + 9, seq=b.seq - 2) for b in batches[3:]]
+    said = answers(batches[:3] + restarted)
+    assert [(answer.seq, answer.lost_events) for answer in said.batches[3:]] == [(1, 1), (2, 0), (3, 0), (4, 0)]
+
+
 def test_a_late_batch_of_an_earlier_agent_is_a_duplicate() -> None:
     batches = story()
     restarted = replace(batches[4], agent_start_ns=T0 + 9, seq=0)

@@ -178,6 +178,32 @@ def test_gpu_calls_tell_a_late_agent_how_the_others_count() -> None:
     np.testing.assert_allclose(rows.communication_s, 0.02)
 
 
+def test_a_restarted_agent_counts_anew_and_is_told_the_jobs_numbers_anew() -> None:
+    first = Trainer(known=False)
+    batches = first.batches(4)
+    second = Trainer(known=False, now_ns=first.now_ns, gpu_first=dict(first.seq))
+    again = [replace(b, agent_start_ns=T0 + 9) for b in second.batches(4)]
+    rows = answers(batches + again).rows
+    assert set(rows.numbering.tolist()) == {Numbering.SEQUENCE}
+    assert rows.iteration.tolist() == [*range(19), *range(20, 39)]
+    assert rows.iteration[rows.quality != 0].tolist() == [0, 20]
+
+
+def test_a_gpu_call_that_was_over_before_the_host_called_is_not_the_same_call() -> None:
+    trainer = Trainer(known=False)
+    batches = trainer.batches(4)
+    early = []
+    for events in batches:
+        calls = events.calls
+        moved = (calls.source == CallSource.GPU) & (calls.op == Op.ALL_REDUCE) & (calls.comm == DATA)
+        shift = np.where(moved, 23 * MS, 0)
+        early.append(replace(events, calls=calls.replace(start_ns=calls.start_ns - shift, end_ns=calls.end_ns - shift)))
+    table = answers(early).communication
+    moved = (table.op == Op.ALL_REDUCE) & (table.comm == DATA)
+    assert not table.seq_known[moved].any()
+    assert table.seq_known[~moved].all()
+
+
 def test_gpu_calls_that_do_not_fit_the_hosts_leave_the_numbers_local() -> None:
     trainer = Trainer(known=False)
     batches = trainer.batches(4)
@@ -247,6 +273,19 @@ def test_markers_alone_are_enough_for_durations() -> None:
     assert rows.iteration.tolist() == [3, 4, 5, 6, 7]
     np.testing.assert_allclose(rows.duration_s, [np.nan, 0.07, 0.07, 0.07, 0.07])
     assert rows.quality.tolist() == [Quality.INCOMPLETE, 0, 0, 0, 0]
+
+
+def test_markers_wait_for_gpu_calls_for_a_few_flushes_only() -> None:
+    trainer, batches = Trainer(), []
+    for seq in range(12):
+        for _ in range(5):
+            trainer.iterate()
+            trainer.mark()
+        made = flushed(trainer, seq, sensors=Sensor.GPU | Sensor.MARKER)
+        batches.append(made if seq < 4 else replace(made, calls=made.calls.take(np.empty(0, int))))
+    said = answers(batches)
+    assert [len(answer.rows) for answer in said.batches] == [4, 5, 5, 5, 0, 0, 1, 5, 5, 5, 5, 5]
+    assert said.rows.iteration.tolist() == list(range(45))
 
 
 def test_sampled_iterations_begin_with_their_first_event() -> None:

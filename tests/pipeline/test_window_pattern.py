@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from pipeline.window_params import WindowParams
 from schemas.events import EventBatch, Op, Sensor
-from schemas.iterations import Quality
+from schemas.iterations import Numbering, Quality
 from tests.pipeline.window_streams import DATA, MS, PIPE, T0, WORLD, Trainer, answers, batch
 
 Plan = tuple[tuple[int, Op, int, int, int], ...]
@@ -164,3 +165,19 @@ def test_an_anchor_that_disappears_is_replaced_and_what_it_counted_is_not_mixed_
     assert len(later) > 40
     assert set(later.numbering.tolist()).isdisjoint(rows.numbering[:29].tolist())
     assert (np.diff(later.iteration) == 1).all()
+
+
+def test_a_long_evaluation_is_not_taken_for_training() -> None:
+    """It makes no use of what all ranks share, so its passes are no iterations however often they repeat."""
+    forward = ((PIPE, Op.RECV, 1, 5000, 1), (DATA, Op.ALL_REDUCE, 0, 7000, 4))
+    batches: list[EventBatch] = []
+    trainer = Trainer()
+    for place in range(200):
+        trainer.iterate(forward if 50 <= place < 150 else micro_batches(1))
+        if place % 5 == 4:
+            batches.append(batch(len(batches), sensors=Sensor.HOST_CALL | Sensor.SYNC, **trainer.tables()))
+    rows = answers(batches, params=WindowParams(buffer_rows=400)).rows
+    assert set(rows.numbering.tolist()) == {Numbering.SEQUENCE}
+    assert rows.iteration.tolist() == list(range(99))
+    assert np.flatnonzero(rows.quality).tolist() == [50]
+    assert rows.duration_s[50] == pytest.approx(10.1)

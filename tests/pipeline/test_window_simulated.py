@@ -85,8 +85,9 @@ def test_without_any_wait_or_gpu_time_the_iteration_is_still_found() -> None:
     assert later.duration_s.mean() == pytest.approx(truth_s, rel=0.012)
 
 
-def test_a_host_that_synchronises_every_seventh_iteration_tells_means() -> None:
-    sensors, more = "host_call gpu sync", "[work]\nsync_every = 7"
+@pytest.mark.parametrize("sensors", ["host_call gpu sync", "gpu sync"])
+def test_a_host_that_synchronises_every_seventh_iteration_tells_means(sensors: str) -> None:
+    more = "[work]\nsync_every = 7"
     rows = answers(job(sensors, more)).rows
     assert set(rows.quality.tolist()) == {Quality.BLOCK_MEAN}
     assert sorted(set(rows.iteration.tolist())) == list(range(7 * (61 // 7)))

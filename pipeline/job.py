@@ -252,7 +252,7 @@ class Job:
         span = Span(start=now - self.params.window_frames, stop=now)
         duration_s = float(np.median(self.history.durations(span.start, span.stop)))
         share = 1 - 1 / self.params.accused_slowdown
-        for suspect in self._suspects(span, structure, share * duration_s, links=now % (4 * stride) == 0):
+        for suspect in self._suspects(span, structure, share * duration_s, links=now % (2 * stride) == 0):
             effect_s = min(suspect.excess_s, self._beyond_other_stages(suspect, span, structure))
             if effect_s < share * duration_s:
                 self.observer.counted("suspects_absorbed", 1)

@@ -9,7 +9,7 @@ class JudgeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     warm_up_frames: int = 10  # compilation, autotuning and caches make the first iterations long
     reference_frames: int = 30  # before a change: as many as verification can use
     window_frames: int = 8  # of the spatial questions: enough to tell a lasting straggler from an alternating one
-    peer_stride: int = 2  # frames between two looks at peers, and four times as many between two at links
+    peer_stride: int = 4  # frames between two looks at peers, and twice as many between two at links
     inquiry_frames: int = 6  # more frames to find the component in, after a slowdown is confirmed
     transient_frames: int = 3  # a slowdown without a culprit has to last so much longer: real jobs have short ones
     least_slowdown: float = 1.05  # of the iteration time: below, nobody is called

@@ -149,6 +149,7 @@ def test_a_new_kind_of_iteration_is_learnt_while_numbers_go_on() -> None:
 def test_an_anchor_that_disappears_is_replaced_and_what_it_counted_is_not_mixed_up() -> None:
     batches: list[EventBatch] = []
     trainer = Trainer()
+    trainer.seq[WORLD, Op.BROADCAST] = 500  # it has been used before, so its count is another one
     norm_free = tuple(row for row in micro_batches(3) if row[0] != WORLD)
     other = (*norm_free, (WORLD, Op.BROADCAST, 0, 8, 1))
     for place in range(120):
@@ -165,6 +166,7 @@ def test_an_anchor_that_disappears_is_replaced_and_what_it_counted_is_not_mixed_
     assert len(later) > 40
     assert set(later.numbering.tolist()).isdisjoint(rows.numbering[:29].tolist())
     assert (np.diff(later.iteration) == 1).all()
+    assert (later.segment > T0 + 29 * 100 * MS).all()
 
 
 def test_a_long_evaluation_is_not_taken_for_training() -> None:

@@ -97,6 +97,12 @@ def test_a_host_that_synchronises_every_seventh_iteration_tells_means(sensors: s
     np.testing.assert_allclose(blocks.duration_s, true_s, rtol=0.005)
 
 
+def test_waits_that_are_told_before_the_calls_teach_nothing() -> None:
+    changes = {"seed": 1, "micro_batches": 5, "dp": 4, "flush_s": 1.0}
+    said = answers(job("gpu sync", "[work]\nsync_every = 7", **changes))
+    assert set(said.rows.quality.tolist()) == {Quality.BLOCK_MEAN}
+
+
 def test_markers_of_a_host_that_runs_ahead_are_not_taken_for_ends_of_work() -> None:
     more = "[work]\nsync_every = 7"
     rows = answers(job("host_call gpu sync marker", more)).rows

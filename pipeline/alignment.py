@@ -16,8 +16,10 @@ from pipeline.observer import Observer
 from schemas.iterations import CommunicationRows, IterationBatch, IterationRows, Numbering
 from schemas.table import BoolArray, IntArray
 
-_REMEMBERED = 512
+_REMEMBERED = 128
 _HELD_BATCHES = 32  # per node
+_MISSES_PER_NODE = 8
+_MOST_OFFSETS_PER_RANK = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,14 +48,22 @@ class Aligner:
     canonical: Numbering | None = None
     offsets: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _recent: deque[_Reference] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _misses: int = 0  # batches in succession of which nothing could be placed
     _held: dict[str, deque[IterationBatch]] = field(default_factory=dict)
 
     def align(self, batch: IterationBatch, observer: Observer) -> Iterator[StreamRows]:
         """Yield what can be placed now: this batch's rows, and held ones that it has placed."""
-        if len(batch.rows):
-            yield from self._place(batch, observer)
-        for waiting in self._held.pop(batch.node, ()):
-            yield from self._place(waiting, observer)
+        if not len(batch.rows):
+            return
+        placed = list(self._place(batch, observer))
+        yield from placed
+        self._misses = 0 if placed else self._misses + 1
+        if self._misses > _MISSES_PER_NODE * (len(self._held) + 1):
+            self._begin_anew(batch)
+            placed = [*placed, *self._place(batch, observer)]
+        if placed and self.offsets:
+            for waiting in self._held.pop(batch.node, ()):
+                yield from self._place(waiting, observer)
 
     def _place(self, batch: IterationBatch, observer: Observer) -> Iterator[StreamRows]:
         rows = batch.rows
@@ -70,6 +80,15 @@ class Aligner:
             yield self._remember(_subset(batch, known), (rows.iteration + offset)[known])
         if not known.all():
             self._hold(_subset(batch, ~known), observer)
+
+    def _begin_anew(self, batch: IterationBatch) -> None:
+        """Go on from one stream, where none fits what came before: all windows have begun to count anew at once."""
+        rows = batch.rows
+        first = int(np.flatnonzero(rows.rank == rows.rank.min())[0])
+        newest = max((int(r.iterations.max()) for r in self._recent), default=-1)
+        key = (int(rows.rank[first]), int(rows.numbering[first]), int(rows.segment[first]))
+        self.offsets[key] = newest + 1 - int(rows.iteration[first])
+        self._misses = 0
 
     def _choose(self, rows: IterationRows) -> None:
         """Adopt the best numbering of the first rows as the job's own; local numbers, where there is no better."""
@@ -97,6 +116,8 @@ class Aligner:
             if found is None:
                 found = self._find(batch, mine)
             if found is not None:
+                if len(self.offsets) > _MOST_OFFSETS_PER_RANK * batch.world_size:
+                    self.offsets.clear()
                 self.offsets[rank, numbering, segment] = found
                 offset[mine] = found
                 known |= mine
@@ -119,6 +140,8 @@ class Aligner:
                 strict=True,
             )
         }
+        if not wanted:
+            return None
         comms = np.unique(own.comm[chosen])
         for reference in reversed(self._recent):
             other = reference.communication

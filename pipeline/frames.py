@@ -1,8 +1,8 @@
 """Rows of many ranks, in any interleaving, to frames of one iteration of one job, in order.
 
-A frame closes when every expected rank has reported, or when it is late: `late_iterations` newer iterations have begun
-and `late_flushes` flush intervals of event time have passed. Ranks missing from a late frame are no longer waited for
-until they report again, so that a dead node delays one frame and not all.
+A frame closes when every expected rank has reported, or when it is late: `late_iterations` newer iterations have
+begun and `late_flushes` flush intervals of event time have passed, on the nodes' own clocks and on average. Ranks
+missing from a late frame are no longer waited for until they report again: a dead node delays one frame and not all.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,11 @@ from schemas.iterations import CommunicationRows, IterationBatch, IterationRows,
 from schemas.table import AnyArray, FloatArray, IntArray
 
 _NO_COMMUNICATION = int(Quality.INCOMPLETE | Quality.OTHER_WORK | Quality.NO_GPU_TIMES)
+
+
+_SPARSE_SHARE = 0.25
+_LATE_RUN_PER_RANK = 16
+_LONGEST_STEP_FLUSHES = 8  # a node that comes back after a long silence does not make the others late
 
 
 class Signal(IntEnum):
@@ -134,7 +139,10 @@ class FrameAssembler:
     expected: npt.NDArray[np.bool_] = field(init=False)
     newest: int | None = None
     event_time_ns: int = 0
+    elapsed_ns: float = 0.0
     flush_interval_ns: int = 0
+    _flushed: dict[str, int] = field(default_factory=dict)
+    _n_late_run: int = 0
     _patterns: dict[bytes, IntArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,10 +150,19 @@ class FrameAssembler:
 
     def add(self, batch: IterationBatch) -> None:
         """Take in one node's batch."""
+        self._advance(batch)
+        for aligned in self.aligner.align(batch, self.observer):
+            self._add_rows(aligned, int(self.elapsed_ns))
+
+    def _advance(self, batch: IterationBatch) -> None:
+        """Let event time pass: by what the nodes' own clocks have advanced, on average, so that no skew matters."""
         self.event_time_ns = max(self.event_time_ns, batch.flush_ns)
         self.flush_interval_ns = max(self.flush_interval_ns, batch.flush_interval_ns)
-        for aligned in self.aligner.align(batch, self.observer):
-            self._add_rows(aligned, batch.flush_ns)
+        last_ns = self._flushed.get(batch.node)
+        self._flushed[batch.node] = batch.flush_ns
+        if last_ns is not None:
+            most_ns = _LONGEST_STEP_FLUSHES * batch.flush_interval_ns
+            self.elapsed_ns += min(max(batch.flush_ns - last_ns, 0), most_ns) / len(self._flushed)
 
     def ready(self, *, ending: bool = False) -> Iterator[Frame]:
         """Yield the frames that close, in the order of iterations; all of them where the job is ending."""
@@ -155,15 +172,23 @@ class FrameAssembler:
             if missing and not (ending or self._is_late(frame)):
                 return
             del self.pending[iteration]
+            if missing and self._is_sparse(frame):
+                self.observer.counted("frames_sparse", 1)
+                continue
             self.closed_through = iteration
             frame.missing = int(np.count_nonzero(~frame.present))
             if missing and not ending:
                 self.expected &= frame.present
             yield frame
 
+    def _is_sparse(self, frame: Frame) -> bool:
+        """Whether so few have reported an iteration that its number is likelier wrong than the others late."""
+        n_known = sum(1 for node in self.topology.node_by_rank if node)
+        return bool(np.count_nonzero(frame.present) < _SPARSE_SHARE * n_known)
+
     def _is_late(self, frame: Frame) -> bool:
         newer = sum(1 for i in self.pending if i > frame.iteration)
-        waited_ns = self.event_time_ns - frame.first_seen_ns
+        waited_ns = self.elapsed_ns - frame.first_seen_ns
         return (
             newer >= self.lateness.late_iterations and waited_ns >= self.lateness.late_flushes * self.flush_interval_ns
         )
@@ -174,8 +199,9 @@ class FrameAssembler:
             return
         for iteration in np.unique(iterations).tolist():
             if self.closed_through is not None and iteration <= self.closed_through:
-                self.observer.counted("rows_late", int(np.count_nonzero(iterations == iteration)))
+                self._take_note_of_late(rows.rank[iterations == iteration], self.closed_through - iteration)
                 continue
+            self._n_late_run = 0
             frame = self.pending.get(iteration)
             if frame is None:
                 frame = self.pending[iteration] = Frame.empty(iteration, self.topology.world_size, seen_ns)
@@ -186,6 +212,20 @@ class FrameAssembler:
             if len(fresh):
                 self._fill(frame, rows, fresh)
                 self._fill_transfers(frame, rows, aligned.communication, fresh)
+
+    def _take_note_of_late(self, ranks: AnyArray, behind: int) -> None:
+        """Count rows of a closed frame; ranks that are only a little behind are waited for again.
+
+        Where nothing but late rows comes for long, the job has begun to count anew (per epoch, say), and so do we.
+        """
+        self.observer.counted("rows_late", len(ranks))
+        if behind <= self.lateness.late_iterations:
+            self.expected[ranks] = True
+        self._n_late_run += len(ranks)
+        if self._n_late_run > _LATE_RUN_PER_RANK * self.topology.world_size:
+            self.observer.counted("numbers_restarted", 1)
+            self.pending.clear()
+            self.closed_through, self._n_late_run = None, 0
 
     def _fill(self, frame: Frame, rows: IterationRows, chosen: IntArray) -> None:
         ranks = rows.rank[chosen]
@@ -228,7 +268,7 @@ class FrameAssembler:
         if found is None:
             if len(self._patterns) >= 4 * self.topology.world_size + 64:
                 self._patterns.clear()
-            found = self._patterns[key] = np.array(
+            found = np.array(
                 [
                     self.topology.series_index(
                         rank, comm, op, peer if op in POINT_TO_POINT else 0, calls, total // max(calls, 1)
@@ -242,4 +282,6 @@ class FrameAssembler:
                 ],
                 np.int64,
             )
+            if (found >= 0).all():
+                self._patterns[key] = found
         return found

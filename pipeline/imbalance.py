@@ -81,7 +81,7 @@ def _data(compute: FloatArray, groups: Groups, params: JudgeParams) -> Imbalance
     spread = np.where(known, spread, -np.inf)[:, whole]
     slowest = spread.max(axis=-1)
     middle = groups.lower_median(compute)[:, whole]
-    ratio = np.median(slowest / middle, axis=0)  # (n_whole,)
+    ratio = np.median(slowest / np.maximum(middle, 1e-12), axis=0)  # (n_whole,)
     winners = spread.argmax(axis=-1)
     share = np.array([np.bincount(w).max() / len(w) for w in winners.T])
     uneven = (ratio >= params.data_imbalance_ratio) & (share <= _TOP_SHARE)

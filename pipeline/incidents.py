@@ -84,6 +84,7 @@ class IncidentBook:
     params: JudgeParams
     revisions: dict[str, int]
     holds: dict[str, int]
+    owners: dict[str, str]  # which incarnation an incident belongs to now
     open: dict[str, Incident] = field(default_factory=dict)
     _resolved_frame: dict[str, int] = field(default_factory=dict)
 
@@ -144,6 +145,7 @@ class IncidentBook:
         since = suspect.watch.excess(history, onset_frame, now)
         incident.lost_gpu_s = self.identity.world_size * float(np.nansum(np.maximum(since, 0.0)))
         self.open[name] = incident
+        self.owners[name] = self.identity.incarnation
         yield self._alert(incident, history, AlertState.FIRING)
 
     def _hold(self, name: str, now: int) -> int:
@@ -230,6 +232,9 @@ class IncidentBook:
         """Resolve all open incidents, or those of some kinds, for one reason."""
         for incident in list(self.open.values()):
             if kinds is None or incident.kind in kinds:
+                if self.owners.get(incident.fingerprint) != self.identity.incarnation:
+                    del self.open[incident.fingerprint]  # a later incarnation goes on with it
+                    continue
                 yield self._resolve(incident, history, resolution, history.iteration_at(history.n_frames - 1))
 
     def _resolve(self, incident: Incident, history: History, resolution: Resolution, resolved_iteration: int) -> Alert:
@@ -269,7 +274,7 @@ class IncidentBook:
             lost_gpu_s=_rounded(incident.lost_gpu_s),
             confidence=_rounded(incident.confidence),
             sources=incident.suspect.sources,
-            evidence=tuple(_tidy(e) for e in incident.suspect.evidence)
+            evidence=tuple(_tidy(e) for e in incident.suspect.evidence if np.isfinite(e.value))
             if incident.severity is not Severity.INFO or incident.kind is not Kind.SLOW_JOB
             else (),
             causes=causes(incident.kind, incident.throttle_reasons, queued=queued),

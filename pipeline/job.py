@@ -52,6 +52,7 @@ class Job:
     observer: Observer
     revisions: dict[str, int]
     holds: dict[str, int]
+    owners: dict[str, str]
     lateness: Lateness
     topology: Topology = field(init=False)
     assembler: FrameAssembler = field(init=False)
@@ -73,7 +74,7 @@ class Job:
         self.topology = Topology(self.identity.world_size)
         self.assembler = FrameAssembler(self.topology, self.observer, self.lateness)
         self.history = History(self.identity.world_size)
-        self.book = IncidentBook(self.identity, self.params, self.revisions, self.holds)
+        self.book = IncidentBook(self.identity, self.params, self.revisions, self.holds, self.owners)
         self.changes = ChangeSearch(self.params)
         self._throttle = np.zeros(self.identity.world_size, np.int64)
 
@@ -83,7 +84,7 @@ class Job:
         self.nodes_seen.add(batch.node)
         if batch.is_last:
             self.nodes_ended.add(batch.node)
-        self.topology.learn(batch.node, batch.ranks, batch.communicators)
+        self.topology.learn(batch.node, batch.ranks, batch.communicators, batch.rows.rank)
         self.assembler.add(batch)
         for frame in self.assembler.ready():
             yield from self._judge(frame)
@@ -180,6 +181,8 @@ class Job:
         grown_s = 0.0
         for name in self._accusing():
             watch = self.book.open[name].suspect.watch
+            if isinstance(watch, JobWatch):
+                continue  # it would explain whatever happens to the job
             before = watch.excess(self.history, max(change.reference_start, change.onset - 8), change.onset)
             after = watch.excess(self.history, change.onset, now)
             if np.isfinite(before).any() and np.isfinite(after).any():
@@ -198,10 +201,16 @@ class Job:
             reference_start=change.reference_start,
             reference_stop=change.reference_stop,
         )
-        least_s = max(self.params.explained_share * gained_s, 0.5 * (self.params.least_slowdown - 1) * change.before_s)
+        # A second culprit may be small beside the first, and still cost a tenth of a healthy iteration.
+        worth_s = (self.params.accused_slowdown - 1) * change.before_s
+        least_s = max(
+            min(self.params.explained_share * gained_s, worth_s),
+            0.5 * (self.params.least_slowdown - 1) * change.before_s,
+        )
         suspects = self._suspects(span, structure, least_s)
         if not suspects and not self.sensors & (Sensor.GPU | Sensor.SPAN):
-            suspects = self._rank_search(structure).by_telemetry(span, gained_s, JobWatch(change.before_s))
+            watch = JobWatch(change.before_s, 1.25 * gained_s)
+            suspects = self._rank_search(structure).by_telemetry(span, gained_s, watch)
         if not suspects and now < inquiry.deadline:
             return
         self._inquiry = None
@@ -210,7 +219,8 @@ class Job:
             return
         if not suspects:
             watch = JobWatch(change.before_s)
-            suspects = self._rank_search(structure).by_telemetry(span, gained_s, watch) or [
+            capped = JobWatch(change.before_s, 1.25 * gained_s)
+            suspects = self._rank_search(structure).by_telemetry(span, gained_s, capped) or [
                 self._slow_job(change, gained_s, watch)
             ]
         for suspect in suspects:
@@ -355,7 +365,7 @@ class Job:
             end_ns=frame.end_ns,
             iteration_s=duration_s,
             reference_s=reference[0] if reference else level_s,
-            rank_slowdown=compute / usual,
+            rank_slowdown=compute / np.where(usual > 0, usual, np.nan),
             node=structure.node,
             gpu=structure.gpu,
             missing_ranks=frame.missing,

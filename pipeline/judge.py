@@ -16,6 +16,8 @@ from schemas.iterations import IterationBatch
 
 _SILENT_NS = 30 * 60 * 10**9
 _MOST_JOBS = 4096
+_PREDECESSOR_FLUSHES = 8
+_PREDECESSOR_NS = 5 * 10**9
 _MOST_REMEMBERED = 16384
 
 
@@ -25,6 +27,8 @@ class _Memory:
 
     revisions: dict[str, int] = field(default_factory=dict)
     holds: dict[str, int] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    incarnations: list[str] = field(default_factory=list)  # that hold state, oldest first
 
 
 @dataclass(slots=True)
@@ -63,13 +67,15 @@ class Judge:
             self.observer.counted("batches_duplicate", 1)
             return
         tracked.seen[batch.node, batch.agent_start_ns] = batch.seq
+        if len(tracked.seen) > 4 * batch.world_size + 64:
+            del tracked.seen[next(iter(tracked.seen))]
         tracked.last_record_ns = record_ns
         if batch.lost_events:
             self.observer.counted("events_lost", batch.lost_events)
         yield from tracked.job.handle(batch)
         if tracked.job.has_ended:
             yield from self._end(key, Resolution.JOB_ENDED)
-        yield from self._end_predecessors(batch)
+        yield from self._end_predecessors(batch, record_ns)
         yield from self._evict(record_ns)
 
     def _track(self, batch: IterationBatch, key: tuple[str, str]) -> _Tracked:
@@ -92,20 +98,28 @@ class Judge:
             self.observer,
             memory.revisions,
             memory.holds,
+            memory.owners,
             self.lateness,
         )
+        memory.incarnations.append(batch.incarnation)
         tracked = self._jobs[key] = _Tracked(job, 0)
         return tracked
 
-    def _end_predecessors(self, batch: IterationBatch) -> Iterator[Alert]:
-        """Take it that a node that runs a later incarnation has left the earlier ones."""
-        for key, tracked in list(self._jobs.items()):
-            if key[0] == batch.job_id and key[1] != batch.incarnation and batch.node in tracked.job.nodes_seen:
-                if tracked.job.assembler.event_time_ns >= batch.flush_ns:
-                    continue
+    def _end_predecessors(self, batch: IterationBatch, record_ns: int) -> Iterator[Alert]:
+        """Take it that a node that runs a later incarnation has left the earlier ones, and soon that all have."""
+        memory = self._memory.get(batch.job_id)
+        if memory is None or len(memory.incarnations) < 2:
+            return
+        earlier = memory.incarnations[: memory.incarnations.index(batch.incarnation)]
+        patience_ns = max(_PREDECESSOR_FLUSHES * batch.flush_interval_ns, _PREDECESSOR_NS)
+        for incarnation in earlier:
+            key = (batch.job_id, incarnation)
+            tracked = self._jobs[key]
+            if batch.node in tracked.job.nodes_seen:
                 tracked.job.nodes_ended.add(batch.node)
-                if tracked.job.has_ended:
-                    yield from self._end(key, Resolution.JOB_ENDED)
+            is_left = bool(tracked.job.nodes_ended) and record_ns - tracked.last_record_ns > patience_ns
+            if tracked.job.has_ended or is_left:
+                yield from self._end(key, Resolution.JOB_ENDED)
 
     def _evict(self, record_ns: int) -> Iterator[Alert]:
         """Let go of jobs that fell silent: what became of them is unknown."""
@@ -118,6 +132,8 @@ class Judge:
 
     def _end(self, key: tuple[str, str], resolution: Resolution) -> Iterator[Alert]:
         tracked = self._jobs.pop(key)
+        if (memory := self._memory.get(key[0])) is not None and key[1] in memory.incarnations:
+            memory.incarnations.remove(key[1])
         self._ended[key] = None
         while len(self._ended) > _MOST_REMEMBERED:
             self._ended.popitem(last=False)

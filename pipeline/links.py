@@ -62,12 +62,12 @@ class LinkSearch:
 
     def _ratios(self, span: Span) -> _Ratios:
         n_series = len(self.paths.calls)
-        values = np.log(self.history.transfers(span.start, span.stop, n_series))
+        values = _logs(self.history.transfers(span.start, span.stop, n_series))
         level = quiet_median(values)
         noise = robust_scale(values)
         count = np.maximum(np.count_nonzero(np.isfinite(values), axis=0), 1)
         if span.has_reference:
-            before = np.log(self.history.transfers(span.reference_start, span.reference_stop, n_series))
+            before = _logs(self.history.transfers(span.reference_start, span.reference_stop, n_series))
             reference = quiet_median(before)
             noise = np.fmax(noise, robust_scale(before))
             variance = 1 / count + 1 / np.maximum(np.count_nonzero(np.isfinite(before), axis=0), 1)
@@ -150,3 +150,8 @@ class LinkSearch:
             return f"communicator {key.comm:016x}"
         members = self.topology.members.get(key.comm, {})
         return f"rank {members.get(key.source)} to rank {members.get(key.target)}"
+
+
+def _logs(times: FloatArray) -> FloatArray:
+    """Return logarithms, NaN for times that are not above 0."""
+    return np.log(np.where(times > 0, times, np.nan))

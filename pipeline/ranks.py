@@ -24,6 +24,7 @@ _FEWEST_TURNS = 4  # frames after which ranks of a slow host, late in turns, no 
 _TURNS_SHARE = 0.2  # of frames in which a rank has to be late to count as one of several that are
 _CLOCK_DROP = 0.95
 _QUEUE_RISE = 0.1
+_SEEN_SHARE = 0.6  # of the frames in which a rank has to be comparable to be judged
 _HOST_BOUND = 0.5
 
 
@@ -43,19 +44,25 @@ class Excess:
         return self.seconds / np.maximum(self.error, 1e-9)
 
 
+def beyond_peers(values: FloatArray, groups: Groups) -> FloatArray:
+    """Return values (n, world_size) less the lower median of the peers; NaN in frames with fewer than three of them."""
+    enough = groups.known(values) >= _FEWEST_PEERS
+    return np.where(enough, values - groups.to_ranks(groups.lower_median(values)), np.nan)
+
+
 def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Excess:
     """Compare values (n, world_size) with the peers in each frame, and with reference (b, world_size), b may be 0.
 
     Ranks with fewer than three peers, themselves included, are compared with their past and the job's common change.
     """
     n, b = len(values), len(reference)
-    beyond = values - groups.to_ranks(groups.lower_median(values))
+    beyond = beyond_peers(values, groups)
     level = quiet_median(values)
     by_peers = groups.known(level) >= _FEWEST_PEERS
     noise = robust_scale(beyond) if n >= FEWEST_REFERENCE else np.full(values.shape[1], np.nan)
     usual = np.zeros(values.shape[1])
     if b >= FEWEST_REFERENCE:
-        before = reference - groups.to_ranks(groups.lower_median(reference))
+        before = beyond_peers(reference, groups)
         usual = np.nan_to_num(quiet_median(before))
         noise = np.fmax(noise, robust_scale(before))
         own = quiet_median(reference)
@@ -68,7 +75,8 @@ def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Ex
     else:
         alone = np.full(values.shape[1], np.nan)
     pooled = np.nanmedian(noise) if np.isfinite(noise).any() else np.nan
-    error = 1.253 * np.fmax(noise, pooled) * np.sqrt(1 / n + (1 / b if b else 0.0))
+    seen = np.maximum(np.count_nonzero(np.isfinite(np.where(by_peers, beyond, values)), axis=0), 1)
+    error = 1.253 * np.fmax(noise, pooled) * np.sqrt(1 / seen + (1 / b if b else 0.0))
     seconds = np.where(by_peers, quiet_median(beyond) - np.where(by_peers, usual, 0.0), alone)
     return Excess(seconds, error, usual, by_peers, level)
 
@@ -142,7 +150,7 @@ class RankSearch:
     def _beyond(self, compute: Excess, span: Span) -> FloatArray:
         """Return (n, world_size) computation beyond the peers and what was usual before."""
         values = self.history.compute(span.start, span.stop)
-        return values - self.structure.groups.to_ranks(self.structure.groups.lower_median(values)) - compute.usual
+        return beyond_peers(values, self.structure.groups) - compute.usual
 
     def _excess(self, read: "object", span: Span) -> Excess:
         values = read(span.start, span.stop)  # type: ignore[operator]
@@ -156,10 +164,11 @@ class RankSearch:
     def _persistent(self, excess: Excess, span: Span, *, of_host: bool) -> BoolArray:
         """Return who was beyond half its excess in three quarters of the frames: alternating stragglers are not."""
         values = (self.history.host if of_host else self.history.compute)(span.start, span.stop)
-        beyond = values - self.structure.groups.to_ranks(self.structure.groups.lower_median(values))
-        beyond = np.where(excess.by_peers, beyond, values) - excess.usual
+        beyond = np.where(excess.by_peers, beyond_peers(values, self.structure.groups), values) - excess.usual
         with np.errstate(invalid="ignore"):
-            share: BoolArray = np.count_nonzero(beyond > 0.5 * excess.seconds, axis=0) >= 0.75 * len(values)
+            n_late = np.count_nonzero(beyond > 0.5 * excess.seconds, axis=0)
+        n_seen = np.count_nonzero(np.isfinite(beyond), axis=0)
+        share: BoolArray = (n_late >= 0.75 * n_seen) & (n_seen >= _SEEN_SHARE * len(values))
         return share
 
     def _watch(self, ranks: IntArray, excess: Excess, *, of_host: bool) -> RankWatch:
@@ -203,7 +212,8 @@ class RankSearch:
             if host_unseen and span.stop - span.start < _FEWEST_TURNS:
                 continue
             in_turns = host_unseen and _take_turns(self._beyond(compute, span)[:, local])
-            whole_node = in_turns or (len(local) >= 2 and len(members) >= 0.75 * len(local))
+            all_slow = host_unseen and len(local) >= 2 and len(members) >= 0.75 * len(local)
+            whole_node = in_turns or (all_slow and not self.throttled[of].any())
             queued = np.isfinite(queue[of]).any() and np.nanmax(queue[of]) >= _QUEUE_RISE
             if whole_node or (host_unseen and queued and not self.throttled[of].any()):
                 of = local if in_turns else of
@@ -270,11 +280,13 @@ class RankSearch:
             queued = np.flatnonzero(queue >= _QUEUE_RISE)
         names = {gpu_name(self.topology, int(r)) for r in slow}
         if 0 < len(names) <= max(1, len(clock) // 4):
+            known = clock[slow][np.isfinite(clock[slow])]
+            value = float(known.min()) if len(known) else float(np.count_nonzero(self.throttled[slow]))
             evidence = Evidence(
-                what=CLOCK_EVIDENCE,
-                value=float(np.nanmin(clock[slow])),
-                unit="ratio",
-                reference=1.0,
+                what=CLOCK_EVIDENCE if len(known) else "GPUs with a throttle reason that others do not show",
+                value=value,
+                unit="ratio" if len(known) else "count",
+                reference=1.0 if len(known) else 0.0,
                 source="nvml",
             )
             return [self._by_telemetry(Kind.SLOW_GPU, names, slow, excess_s, watch, evidence)]

@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from schemas.alerts import ComponentName, ComponentType
 from schemas.events import Communicators, Op, RankInfo
+from schemas.table import AnyArray, IntArray
 
 POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
 _SHARDED = (int(Op.REDUCE_SCATTER), int(Op.ALL_GATHER))
 _LARGE_BYTES = 4096
 _MANY_CALLS = 16
-
-IntArray = npt.NDArray[np.int64]
+_MOST_PER_RANK = 64  # communicators and transfer series: what a job makes beyond that is not looked at
 
 
 class Role(StrEnum):
@@ -77,8 +76,15 @@ class Topology:
         self.node_by_rank = [""] * self.world_size
         self.gpu_by_rank = [""] * self.world_size
 
-    def learn(self, node: str, ranks: tuple[RankInfo, ...], memberships: Communicators) -> None:
-        """Take note of where ranks run and what they are members of; nodes repeat both in every batch."""
+    def learn(self, node: str, ranks: tuple[RankInfo, ...], memberships: Communicators, seen: AnyArray) -> None:
+        """Take note of where ranks run and what they are members of; nodes repeat both in every batch.
+
+        A rank that is only seen in rows runs on the node that reports it.
+        """
+        for rank in seen.tolist():
+            if not self.node_by_rank[rank]:
+                self.node_by_rank[rank] = node
+                self.version += 1
         said = (ranks, memberships.rank.tobytes() + memberships.comm.tobytes())
         if self._learnt.get(node) != said:
             self._learn_ranks(node, ranks)
@@ -96,7 +102,7 @@ class Topology:
     def _learn_communicators(self, table: Communicators) -> None:
         rows = zip(table.rank.tolist(), table.comm.tolist(), table.comm_rank.tolist(), table.size.tolist(), strict=True)
         for rank, comm, comm_rank, size in rows:
-            if (comm, rank) not in self.comm_rank:
+            if (comm, rank) not in self.comm_rank and len(self.comm_rank) < _MOST_PER_RANK * self.world_size:
                 self.comm_rank[comm, rank] = comm_rank
                 self.members.setdefault(comm, {})[comm_rank] = rank
                 self.size[comm] = size
@@ -112,6 +118,8 @@ class Topology:
         else:
             key = SeriesKey(comm, int(Op.SEND), *((own, peer) if op == Op.SEND else (peer, own)))
         found = self.index.get(key)
+        if found is None and len(self.series) >= _MOST_PER_RANK * self.world_size:
+            return -1
         if found is None:
             found = self.index[key] = len(self.series)
             self.series.append(Series(key, calls, call_bytes))

@@ -9,6 +9,8 @@ from pipeline.groups import quiet_median
 from pipeline.history import History
 from schemas.table import FloatArray, IntArray
 
+_FEWEST_PEERS = 3  # among fewer, nobody can say which one is slow
+
 
 class Watch(Protocol):
     """Follows one suspect through the frames."""
@@ -39,7 +41,8 @@ class RankWatch:
             others = np.sort(np.where(self.peers >= 0, values[:, self.peers], np.nan), axis=-1)
             known = np.count_nonzero(np.isfinite(others), axis=-1)
             middle = np.maximum(known - 1, 0) // 2
-            own = own - np.take_along_axis(others, middle[..., None], axis=-1)[..., 0]
+            usual = np.take_along_axis(others, middle[..., None], axis=-1)[..., 0]
+            own = np.where(known >= _FEWEST_PEERS, own - usual, np.nan)
         if self.by_worst:
             seen = np.isfinite(own)
             return np.where(seen.any(axis=1), np.where(seen, own, -np.inf).max(axis=1), np.nan)
@@ -70,10 +73,11 @@ class JobWatch:
     """The whole job against its own healthy iteration time."""
 
     reference_s: float
+    most_s: float = float("inf")  # a suspect of one slowdown does not answer for the next
 
     def excess(self, history: History, start: int, stop: int) -> FloatArray:
         """Return the iteration time beyond the reference."""
-        return history.durations(start, stop) - self.reference_s
+        return np.minimum(history.durations(start, stop) - self.reference_s, self.most_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

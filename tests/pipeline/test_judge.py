@@ -10,7 +10,7 @@ from pipeline.judge import Judge
 from pipeline.observer import Counting
 from pipeline.record import Record
 from schemas.alerts import Alert, AlertState, ComponentType, Kind, Resolution, Severity
-from schemas.codec import InvalidRecord, decode_iterations, encode_iterations
+from schemas.codec import InvalidRecord, decode_alert, decode_iterations, encode_alert, encode_iterations
 from schemas.events import Sensor
 from schemas.table import FloatArray
 
@@ -152,3 +152,95 @@ def test_the_state_of_an_ended_job_is_freed_and_its_incident_closed() -> None:
         alerts += judge.handle(last)
     assert alerts[-1].resolution is Resolution.JOB_ENDED
     assert judge.n_jobs == 0
+
+
+def changed(record: Record, **fields: object) -> Record:
+    """The same record with some fields of its batch put otherwise."""
+    batch = decode_iterations(record.value)
+    values = {f: getattr(batch, f) for f in batch.__dataclass_fields__} | fields
+    return Record(record.topic, 0, 0, record.time_ns, record.key, encode_iterations(type(batch)(**values)))
+
+
+def test_a_node_that_returns_after_a_silence_is_waited_for_again() -> None:
+    given = records(job(), one_slow_rank(1.4))
+    nodes, culprit = job().n_nodes, CULPRIT // 8
+    present = [r for i, r in enumerate(given) if i % nodes != culprit or not 15 * nodes <= i < 45 * nodes]
+    last_of_each_iteration = sorted(present, key=lambda r: (r.time_ns, decode_iterations(r.value).node == "node-0002"))
+    firing = judged(last_of_each_iteration)[0]
+    assert (firing.kind, firing.component.name.gpu, firing.onset_iteration) == (Kind.SLOW_GPU, "GPU-00021", ONSET)
+
+
+@pytest.mark.parametrize("skew_s", [-61, 61])
+def test_a_node_whose_clock_is_wrong_makes_nobody_late(skew_s: int) -> None:
+    skew_ns = skew_s * 10**9
+
+    def skewed(record: Record) -> Record:
+        batch = decode_iterations(record.value)
+        if batch.node != "node-0000":
+            return record
+        rows = batch.rows.replace(end_ns=batch.rows.end_ns + skew_ns)
+        return changed(record, flush_ns=batch.flush_ns + skew_ns, rows=rows)
+
+    observer = Counting()
+    firing = judged(map(skewed, records(job(), one_slow_rank(1.4))), Judge(observer))[0]
+    assert firing.component.name.gpu == "GPU-00021"
+    assert "rows_late" not in observer.counts
+
+
+def test_iterations_that_count_from_zero_again_are_judged_again() -> None:
+    def epochs(record: Record) -> Record:
+        rows = decode_iterations(record.value).rows
+        return changed(
+            record, rows=rows.replace(iteration=np.where(rows.iteration < 40, rows.iteration, rows.iteration - 40))
+        )
+
+    alerts = judged(map(epochs, records(job(), one_slow_rank(1.4))))
+    assert {a.component.name.gpu for a in alerts} == {"GPU-00021"}
+
+
+def test_one_rank_with_an_absurd_iteration_number_blinds_nobody() -> None:
+    given = records(job(), one_slow_rank(1.4))
+    batch = decode_iterations(given[40 * job().n_nodes].value)
+    iteration = batch.rows.iteration.copy()
+    iteration[0] = 2**61
+    given[40 * job().n_nodes] = changed(given[40 * job().n_nodes], rows=batch.rows.replace(iteration=iteration))
+    assert judged(given)[0].component.name.gpu == "GPU-00021"
+
+
+def test_a_rank_that_no_agent_introduces_is_placed_on_the_node_that_reports_it() -> None:
+    given = [changed(r, ranks=()) for r in records(job(), one_slow_rank(1.4))]
+    firing = judged(given)[0]
+    assert (firing.kind, firing.component.name.rank, firing.component.name.node) == (Kind.SLOW_RANK, 21, "node-0002")
+
+
+def test_throttle_reasons_without_clocks_are_evidence_that_can_be_read_back() -> None:
+    def throttled(record: Record) -> Record:
+        batch = decode_iterations(record.value)
+        is_slow = (batch.rows.rank == CULPRIT) & (batch.rows.iteration >= ONSET)
+        rows = batch.rows.replace(
+            compute_s=np.nan, sm_clock_ratio=np.nan, throttle_reasons=np.where(is_slow, 0x40, 0), throttle_known=1
+        )
+        return changed(record, rows=rows, sensors=Sensor.HOST_CALL | Sensor.NVML)
+
+    firing = judged(map(throttled, records(job(), one_slow_rank(1.4))))[0]
+    assert (firing.kind, firing.component.name.gpu) == (Kind.SLOW_GPU, "GPU-00021")
+    assert decode_alert(encode_alert(firing)) == firing
+
+
+def test_a_dead_incarnation_does_not_resolve_what_goes_on_in_the_next() -> None:
+    first = records(job(), one_slow_rank(1.4, onset=30), n=60)
+    later_s = 60
+    second = [
+        changed(r, incarnation="2", flush_ns=decode_iterations(r.value).flush_ns + later_s * 10**9)
+        for r in records(job(), one_slow_rank(1.4, onset=0, end=N), n=60)
+        if decode_iterations(r.value).node != "node-0007"  # died, and said no last word
+    ]
+    moved = [Record(r.topic, 0, 0, r.time_ns + later_s * 10**9, r.key, r.value) for r in second]
+    judge = Judge()
+    alerts = judged([*first, *moved], judge)
+    assert [(a.incarnation, a.state) for a in alerts] == [
+        ("1", AlertState.FIRING),
+        ("1", AlertState.RESOLVED),
+        ("2", AlertState.FIRING),
+    ]
+    assert judge.n_jobs == 1

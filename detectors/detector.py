@@ -68,8 +68,3 @@ def checked(frame: FloatArray, n_series: int, name: str) -> FloatArray:
     if np.isinf(values).any():
         raise ValueError(f"{name}: the frame holds an infinite value; pass NaN for a missing one, and log of times > 0")
     return values
-
-
-def no_opinion(n_series: int) -> Verdict:
-    """Return the verdict of one who has nothing to say about any series."""
-    return Verdict(np.full(n_series, np.nan), np.zeros(n_series, np.int64))

@@ -5,7 +5,7 @@ Readers ignore columns that they do not know and fill in a column that an older 
 "missing" value; a column without one is required.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Self, TypeVar
@@ -120,7 +120,6 @@ class Table:
 
 
 TableT = TypeVar("TableT", bound=Table)
-TableFactory = Callable[[], TableT]
 
 
 def _missing(cls: type[Table], name: str, spec: ColumnSpec, n_rows: int) -> AnyArray:

@@ -112,7 +112,15 @@ class Publisher:
 
 def _count_events(batch: EventBatch) -> int:
     """Return how many events go with a batch that is dropped; a run of equal calls is as many as it stands for."""
-    tables = (batch.spans, batch.syncs, batch.gpu_samples, batch.host_samples, batch.markers)
+    tables = (
+        batch.spans,
+        batch.syncs,
+        batch.gpu_samples,
+        batch.host_samples,
+        batch.markers,
+        batch.peer_samples,
+        batch.port_samples,
+    )
     return batch.lost_events + int(batch.calls.count.sum()) + sum(len(table) for table in tables)
 
 

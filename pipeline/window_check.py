@@ -26,6 +26,8 @@ def check(batch: EventBatch) -> None:
         ("markers.time_ns", markers.time_ns),
         ("gpu_samples.time_ns", batch.gpu_samples.time_ns),
         ("host_samples.time_ns", batch.host_samples.time_ns),
+        ("peer_samples.time_ns", batch.peer_samples.time_ns),
+        ("port_samples.time_ns", batch.port_samples.time_ns),
     ):
         _within(name, times, -_LATEST_NS, _LATEST_NS)
     for name, durations in (

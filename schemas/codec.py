@@ -17,6 +17,8 @@ from schemas.events import (
     GpuSamples,
     HostSamples,
     Markers,
+    PeerSamples,
+    PortSamples,
     RankInfo,
     Sensor,
     Spans,
@@ -26,6 +28,7 @@ from schemas.iterations import CommunicationRows, IterationBatch, IterationRows
 from schemas.table import InvalidTable, Table
 
 MAX_WORLD_SIZE = 1 << 20
+_KNOWN_SENSORS = int(~Sensor(0))
 
 
 class InvalidRecord(ValueError):
@@ -53,6 +56,7 @@ class _Wire(msgspec.Struct, kw_only=True):
     is_last: bool = False
     agent_version: str = ""
     ranks: tuple[RankInfo, ...] = ()
+    ports: tuple[str, ...] = ()
     tables: dict[str, _Columns] = {}
 
 
@@ -64,13 +68,15 @@ _EVENT_TABLES: dict[str, type[Table]] = {
     "gpu_samples": GpuSamples,
     "host_samples": HostSamples,
     "markers": Markers,
+    "peer_samples": PeerSamples,
+    "port_samples": PortSamples,
 }
 _ITERATION_TABLES: dict[str, type[Table]] = {
     "communicators": Communicators,
     "rows": IterationRows,
     "communication": CommunicationRows,
 }
-_PER_RANK = ("communicators", "calls", "spans", "syncs", "host_samples", "markers", "rows")
+_PER_RANK = ("communicators", "calls", "spans", "syncs", "host_samples", "markers", "peer_samples", "rows")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Wire)
@@ -82,13 +88,16 @@ _Batch = TypeVar("_Batch", EventBatch, IterationBatch)
 
 def encode_events(batch: EventBatch) -> bytes:
     """Return the wire form of an EventBatch."""
-    return _encode(batch, _EVENT_TABLES, agent_version=batch.agent_version)
+    return _encode(batch, _EVENT_TABLES, agent_version=batch.agent_version, ports=batch.ports)
 
 
 def decode_events(content: bytes) -> EventBatch:
     """Read an EventBatch; its arrays are views of `content`. Raises InvalidRecord."""
     wire = _read(content)
-    return EventBatch(agent_version=wire.agent_version, **_common(wire), **_tables(wire, _EVENT_TABLES))
+    tables = _tables(wire, _EVENT_TABLES)
+    if len(tables["port_samples"]) and tables["port_samples"].port.max() >= len(wire.ports):
+        raise InvalidRecord("port_samples.port points past the last of ports")
+    return EventBatch(agent_version=wire.agent_version, ports=wire.ports, **_common(wire), **tables)
 
 
 def encode_iterations(batch: IterationBatch) -> bytes:
@@ -168,7 +177,7 @@ def _common(wire: _Wire) -> dict[str, Any]:
         "flush_ns": wire.flush_ns,
         "flush_interval_ns": wire.flush_interval_ns,
         "world_size": wire.world_size,
-        "sensors": Sensor(wire.sensors & 0x7F),
+        "sensors": Sensor(wire.sensors & _KNOWN_SENSORS),
         "lost_events": wire.lost_events,
         "clock_error_ns": wire.clock_error_ns,
         "is_last": wire.is_last,

@@ -63,6 +63,8 @@ class Sensor(IntFlag):
     HOST = 16
     MARKER = 32
     SPAN = 64
+    HOST_DURATION = 128  # without it the host calls' durations are 0 and mean nothing
+    NETWORK = 256  # state of TCP connections and RDMA ports
 
 
 class ThrottleReason(IntFlag):
@@ -92,12 +94,16 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Communicators(Table):
-    """Membership of this node's ranks: one row per (rank, communicator)."""
+    """Membership of this node's ranks: one row per (rank, communicator).
+
+    A communicator that was split off another one, with members on other nodes, is known to each node by its own
+    members alone: then size is 0 and comm_rank means nothing, and readers have to put the members together.
+    """
 
     rank: AnyArray = column("u4")
     comm: AnyArray = column("u8")  # NCCL's communicator hash, alike on all members
     comm_rank: AnyArray = column("u4")
-    size: AnyArray = column("u4")
+    size: AnyArray = column("u4")  # 0: unknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,8 +159,15 @@ class GpuSamples(Table):
     power_w: AnyArray = column("f4", missing=float("nan"))
     power_limit_w: AnyArray = column("f4", missing=float("nan"))
     utilization_ratio: AnyArray = column("f4", missing=float("nan"))
-    ecc_uncorrected: AnyArray = column("f8", missing=float("nan"))
-    xid: AnyArray = column("f4", missing=float("nan"))
+    ecc_uncorrected: AnyArray = column("f8", missing=float("nan"))  # since the driver was loaded
+    xid: AnyArray = column("f4", missing=float("nan"))  # of the last error since the previous sample
+    is_lost: AnyArray = column("u1", missing=0)  # fell off the bus: everything else is missing
+    pcie_generation: AnyArray = column("f4", missing=float("nan"))
+    pcie_width: AnyArray = column("f4", missing=float("nan"))
+    pcie_replays: AnyArray = column("f8", missing=float("nan"))  # since the driver was loaded
+    nvlink_errors: AnyArray = column("f8", missing=float("nan"))  # of all links and kinds, since the driver was loaded
+    nvlinks_down: AnyArray = column("f4", missing=float("nan"))
+    retired_pages: AnyArray = column("f8", missing=float("nan"))  # or remapped rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +181,49 @@ class HostSamples(Table):
     softirq_ratio: AnyArray = column("f4", missing=float("nan"))
     steal_ratio: AnyArray = column("f4", missing=float("nan"))
     memory_pressure_ratio: AnyArray = column("f4", missing=float("nan"))
-    tcp_retransmits: AnyArray = column("f4", missing=float("nan"))  # in the interval, on the node
+    tcp_retransmits: AnyArray = column("f4", missing=float("nan"))  # in the interval, of the rank's network namespace
+    off_cpu_ratio: AnyArray = column("f4", missing=float("nan"))  # asleep or blocked, of all threads together
+    stopped_ratio: AnyArray = column("f4", missing=float("nan"))  # by a signal or a debugger
+    throttled_ratio: AnyArray = column("f4", missing=float("nan"))  # of its control group, by a CPU quota
+    reclaim_ratio: AnyArray = column("f4", missing=float("nan"))  # freeing memory for itself
+    context_switches: AnyArray = column("f4", missing=float("nan"))  # in the interval
+    page_faults: AnyArray = column("f4", missing=float("nan"))  # in the interval
+    block_io_s: AnyArray = column("f4", missing=float("nan"))  # mean latency of its requests to block devices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerSamples(Table):
+    """The TCP connections of one rank process to one address, over the interval that ends at time_ns."""
+
+    rank: AnyArray = column("u4")
+    time_ns: AnyArray = column("i8")
+    peer_high: AnyArray = column("u8")  # of the IPv6 address, network byte order; IPv4 is mapped (RFC 4291)
+    peer_low: AnyArray = column("u8")
+    connections: AnyArray = column("u4")
+    delivery_bytes_per_s: AnyArray = column("f8", missing=float("nan"))  # of the fastest connection, as TCP estimates
+    busy_ratio: AnyArray = column("f4", missing=float("nan"))  # with data to send, of the busiest connection
+    send_buffer_limited_ratio: AnyArray = column("f4", missing=float("nan"))
+    receive_window_limited_ratio: AnyArray = column("f4", missing=float("nan"))
+    round_trip_s: AnyArray = column("f4", missing=float("nan"))  # smoothed, of the slowest connection
+    retransmits: AnyArray = column("f4", missing=float("nan"))  # in the interval
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PortSamples(Table):
+    """Counters of one InfiniBand or RoCE port over the interval that ends at time_ns."""
+
+    port: AnyArray = column("u2")  # index into EventBatch.ports
+    time_ns: AnyArray = column("i8")
+    is_active: AnyArray = column("u1")
+    rate_bits_per_s: AnyArray = column("f8", missing=float("nan"))
+    sent_bytes_per_s: AnyArray = column("f8", missing=float("nan"))
+    received_bytes_per_s: AnyArray = column("f8", missing=float("nan"))
+    send_wait_ratio: AnyArray = column("f4", missing=float("nan"))  # had data, but no credit to send it
+    congestion_notifications: AnyArray = column("f8", missing=float("nan"))  # received or handled, in the interval
+    out_of_sequence: AnyArray = column("f8", missing=float("nan"))  # packets, in the interval
+    timeouts: AnyArray = column("f8", missing=float("nan"))  # of acknowledgements, in the interval
+    symbol_errors: AnyArray = column("f8", missing=float("nan"))  # in the interval
+    link_downs: AnyArray = column("f8", missing=float("nan"))  # in the interval
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,6 +255,7 @@ class EventBatch:
     clock_error_ns: int | None = None  # bound on this node's clock error; None is unknown
     is_last: bool = False  # the job's processes on this node have ended
     ranks: tuple[RankInfo, ...] = ()
+    ports: tuple[str, ...] = ()  # names of RDMA ports, such as mlx5_0/1
     communicators: Communicators = field(default_factory=Communicators.empty)
     calls: Calls = field(default_factory=Calls.empty)
     spans: Spans = field(default_factory=Spans.empty)
@@ -207,3 +263,5 @@ class EventBatch:
     gpu_samples: GpuSamples = field(default_factory=GpuSamples.empty)
     host_samples: HostSamples = field(default_factory=HostSamples.empty)
     markers: Markers = field(default_factory=Markers.empty)
+    peer_samples: PeerSamples = field(default_factory=PeerSamples.empty)
+    port_samples: PortSamples = field(default_factory=PortSamples.empty)

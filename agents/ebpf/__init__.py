@@ -1,0 +1,1 @@
+"""Programs in the kernel: what they observe of NCCL, CUDA and the scheduler, and how their records are read."""

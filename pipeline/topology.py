@@ -70,6 +70,7 @@ class Topology:
     index: dict[SeriesKey, int] = field(default_factory=dict)
     series_by_rank: dict[int, dict[int, tuple[int, int]]] = field(default_factory=lambda: defaultdict(dict))
     version: int = 0
+    _unsized: dict[int, set[int]] = field(default_factory=dict)  # comm -> ranks, where no node knows all members
     _learnt: dict[str, tuple[tuple[RankInfo, ...], bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,11 +103,32 @@ class Topology:
     def _learn_communicators(self, table: Communicators) -> None:
         rows = zip(table.rank.tolist(), table.comm.tolist(), table.comm_rank.tolist(), table.size.tolist(), strict=True)
         for rank, comm, comm_rank, size in rows:
-            if (comm, rank) not in self.comm_rank and len(self.comm_rank) < _MOST_PER_RANK * self.world_size:
+            if not size:
+                self._learn_part(rank, comm)
+            elif (comm, rank) not in self.comm_rank and len(self.comm_rank) < _MOST_PER_RANK * self.world_size:
                 self.comm_rank[comm, rank] = comm_rank
                 self.members.setdefault(comm, {})[comm_rank] = rank
                 self.size[comm] = size
                 self.version += 1
+
+    def _learn_part(self, rank: int, comm: int) -> None:
+        """Put together the members of a communicator of which nodes see their own part alone.
+
+        NCCL orders the members of a split by a key, for which frameworks give the rank. What was inferred from places
+        in an incomplete communicator is forgotten.
+        """
+        known = self._unsized.setdefault(comm, set())
+        is_full = len(self.comm_rank) >= _MOST_PER_RANK * self.world_size
+        if rank in known or is_full or (comm in self.members and not known):
+            return
+        known.add(rank)
+        for calls in self.series_by_rank.values():
+            for index in [index for index in calls if self.series[index].key.comm == comm]:
+                del calls[index]
+        self.members[comm] = dict(enumerate(sorted(known)))
+        self.size[comm] = len(known)
+        self.comm_rank |= {(comm, member): place for place, member in self.members[comm].items()}
+        self.version += 1
 
     def series_index(self, rank: int, comm: int, op: int, peer: int, calls: int, call_bytes: int) -> int:
         """Return the index of the series that a rank's calls belong to, making one if it is new; -1 if it has none."""

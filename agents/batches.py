@@ -1,0 +1,135 @@
+"""Observations of all collectors to one EventBatch per job, incarnation and flush."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from agents.collector import Observations, RankProcess
+from schemas.events import Communicators, EventBatch, Sensor
+from schemas.table import AnyArray, IntArray, Table
+
+_BY_RANK = ("calls", "communicators", "spans", "syncs", "host_samples", "markers", "peer_samples")
+LINGER_FLUSHES = 3  # after the end of a job's last process here: its files are read to their end
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is remembered of one incarnation of a job between flushes."""
+
+    world_size: int
+    seq: int = 0
+    silent: int = 0  # flushes without a process
+    ranks: dict[int, RankProcess] = field(default_factory=dict)
+
+
+class Assembler:
+    """Cuts what was observed into batches; the state of a job ends with its last batch."""
+
+    def __init__(self, node: str, *, agent_start_ns: int, flush_interval_ns: int) -> None:
+        self._node = node
+        self._agent_start_ns = agent_start_ns
+        self._flush_interval_ns = flush_interval_ns
+        self._agent_version = version("failslow")
+        self._jobs: dict[tuple[str, str], _Job] = {}
+
+    def assemble(
+        self,
+        ranks: Sequence[RankProcess],
+        alive: Sequence[RankProcess],
+        observations: Sequence[Observations],
+        *,
+        sensors: Sensor,
+        flush_ns: int,
+        clock_error_ns: int | None,
+    ) -> list[EventBatch]:
+        """Return one batch for each job that has processes here, or had until just now.
+
+        ranks: what the places in `observations` mean; alive: those of them whose processes still run.
+        """
+        lost = sum(o.lost_events for o in observations)
+        places: dict[tuple[str, str], list[int]] = {}
+        for place, rank in enumerate(ranks):
+            places.setdefault((rank.job_id, rank.incarnation), []).append(place)
+        names = list(dict.fromkeys([*places, *self._jobs]))
+        batches = []
+        for name in names:
+            own = places.get(name, [])
+            job = self._jobs.get(name)
+            if job is None:
+                job = self._jobs[name] = _Job(ranks[own[0]].world_size)
+            job.ranks |= {ranks[p].rank: ranks[p] for p in own}
+            is_alive = any((r.job_id, r.incarnation) == name for r in alive)
+            job.silent = 0 if is_alive else job.silent + 1
+            is_last = job.silent > LINGER_FLUSHES
+            tables = _tables_of(np.array(own, np.int64), ranks, observations)
+            tables |= _node_tables(job, observations)
+            batches.append(
+                EventBatch(
+                    job_id=name[0],
+                    incarnation=name[1],
+                    node=self._node,
+                    agent_version=self._agent_version,
+                    seq=job.seq,
+                    agent_start_ns=self._agent_start_ns,
+                    flush_ns=flush_ns,
+                    flush_interval_ns=self._flush_interval_ns,
+                    world_size=job.world_size,
+                    sensors=sensors,
+                    lost_events=lost,  # whose they were is not known: all jobs of the node are told
+                    clock_error_ns=clock_error_ns,
+                    is_last=is_last,
+                    ranks=tuple(r.info for _, r in sorted(job.ranks.items())),
+                    **tables,
+                )
+            )
+            job.seq += 1
+            if is_last:
+                del self._jobs[name]
+        return batches
+
+
+def _tables_of(
+    places: IntArray, ranks: Sequence[RankProcess], observations: Sequence[Observations]
+) -> dict[str, Table]:
+    """Return the rows of some places, with the ranks themselves in place of places."""
+    rank_of = np.array([r.rank for r in ranks], np.uint32)
+    tables: dict[str, Table] = {}
+    for name in _BY_RANK:
+        parts: list[Any] = [getattr(o, name) for o in observations]
+        table: Any = type(parts[0]).concatenate(parts) if parts else None
+        if table is None or not len(table):
+            continue
+        own: Any = table.take(np.isin(table.rank, places))
+        if len(own):
+            tables[name] = own.replace(rank=rank_of[own.rank])
+    if "communicators" in tables:
+        tables["communicators"] = _distinct(tables["communicators"])
+    return tables
+
+
+def _distinct(table: Any) -> Communicators:
+    """Return one row per rank and communicator, of several the one that knows most."""
+    order: AnyArray = np.lexsort((-table.size.astype(np.int64), table.comm, table.rank))
+    table = table.take(order)
+    is_first = np.ones(len(table), bool)
+    is_first[1:] = (table.rank[1:] != table.rank[:-1]) | (table.comm[1:] != table.comm[:-1])
+    found: Communicators = table.take(is_first)
+    return found
+
+
+def _node_tables(job: _Job, observations: Sequence[Observations]) -> dict[str, Any]:
+    """Return the samples of the job's GPUs, of all where it is not known which are its own, and of all ports."""
+    tables: dict[str, Any] = {}
+    gpus = {r.gpu for r in job.ranks.values()}
+    for o in observations:
+        if len(o.gpu_samples):
+            own = [g for g in gpus if g is not None]
+            samples = o.gpu_samples if None in gpus else o.gpu_samples.take(np.isin(o.gpu_samples.gpu, own))
+            tables["gpu_samples"] = samples
+        if o.ports:
+            tables["ports"] = o.ports
+            tables["port_samples"] = o.port_samples
+    return tables

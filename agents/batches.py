@@ -9,7 +9,7 @@ import numpy as np
 
 from agents.collector import Observations, RankProcess
 from schemas.events import Communicators, EventBatch, Sensor
-from schemas.table import AnyArray, IntArray, Table
+from schemas.table import AnyArray, IntArray
 
 _BY_RANK = ("calls", "communicators", "spans", "syncs", "host_samples", "markers", "peer_samples")
 LINGER_FLUSHES = 3  # after the end of a job's last process here: its files are read to their end
@@ -93,10 +93,10 @@ class Assembler:
 
 def _tables_of(
     places: IntArray, ranks: Sequence[RankProcess], observations: Sequence[Observations]
-) -> dict[str, Table]:
+) -> dict[str, Any]:
     """Return the rows of some places, with the ranks themselves in place of places."""
     rank_of = np.array([r.rank for r in ranks], np.uint32)
-    tables: dict[str, Table] = {}
+    tables: dict[str, Any] = {}
     for name in _BY_RANK:
         parts: list[Any] = [getattr(o, name) for o in observations]
         table: Any = type(parts[0]).concatenate(parts) if parts else None

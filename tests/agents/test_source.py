@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_a_source_that_is_not_there_is_tried_again_less_and_less_often_and_said_
         source.try_open(float(now_s))
         if collector.n_opened > before:
             tries.append(now_s)
-    gaps = [b - a for a, b in zip(tries, tries[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(tries)]
     assert gaps[0] == RETRY_S_MIN
     assert gaps == sorted(gaps)
     assert gaps[-1] == RETRY_S_MAX

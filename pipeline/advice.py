@@ -1,6 +1,10 @@
 """What to look at and what to do for each kind of incident: act once waiting has cost as much (ski rental)."""
 
-from schemas.alerts import Kind
+from collections.abc import Sequence
+
+from pipeline.frames import Signal
+from pipeline.suspect import HOST_EVIDENCE, LEAST_HOST_RATIO
+from schemas.alerts import Evidence, Kind
 from schemas.events import ThrottleReason
 
 RESTART_GPU_S_PER_RANK = 390.0  # a checkpoint restart costs each GPU about 6.5 minutes at 8,192 GPUs (TrainMover)
@@ -24,11 +28,26 @@ _THROTTLE_CAUSES = (
 )
 
 
-def causes(kind: Kind, throttle_reasons: int, *, queued: bool) -> tuple[str, ...]:
-    """Return cause candidates, those that the telemetry supports first."""
-    supported = [cause for bits, cause in _THROTTLE_CAUSES if throttle_reasons & bits] if kind is Kind.SLOW_GPU else []
-    if queued and kind is Kind.SLOW_HOST:
-        supported.append(_CAUSES[kind][0])
+_HOST_CAUSES = {
+    Signal.RUN_QUEUE: "CPU contention by another process",
+    Signal.BLOCKED: "slow storage or data loading",
+    Signal.STOPPED: "a debugger, checkpointer or operator that stops the process",
+    Signal.THROTTLED: "CPU quota of its container or control group",
+}
+
+
+def causes(kind: Kind, throttle_reasons: int, evidence: Sequence[Evidence]) -> tuple[str, ...]:
+    """Return cause candidates, those that the telemetry supports first, the strongest of them before all."""
+    supported = []
+    if kind is Kind.SLOW_GPU:
+        supported = [cause for bits, cause in _THROTTLE_CAUSES if throttle_reasons & bits]
+    if kind is Kind.SLOW_HOST:
+        seen = {e.what: e.value for e in evidence if e.source == "host" and e.value >= LEAST_HOST_RATIO}
+        strength = {_HOST_CAUSES[signal]: seen[what] for signal, what in HOST_EVIDENCE.items() if what in seen}
+        supported = sorted(strength, key=lambda cause: -strength[cause])
+        # A process that is out of quota stands in the queue as well: nobody contends for the CPU.
+        if _HOST_CAUSES[Signal.THROTTLED] in supported:
+            supported = [cause for cause in supported if cause != _HOST_CAUSES[Signal.RUN_QUEUE]]
     return (*supported, *(cause for cause in _CAUSES[kind] if cause not in supported))
 
 

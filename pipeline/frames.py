@@ -39,6 +39,8 @@ class Signal(IntEnum):
     RUN_QUEUE = 7
     BLOCKED = 8
     TEMPERATURE = 9
+    STOPPED = 10
+    THROTTLED = 11
 
 
 _COLUMNS = (
@@ -52,6 +54,8 @@ _COLUMNS = (
     "run_queue_ratio",
     "blocked_ratio",
     "temperature_c",
+    "stopped_ratio",
+    "throttled_ratio",
 )
 
 

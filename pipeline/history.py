@@ -8,11 +8,12 @@ from pipeline.frames import Frame, Signal
 from schemas.table import AnyArray, FloatArray, IntArray
 
 Float32Array = AnyArray
+HOST_SIGNALS = (Signal.RUN_QUEUE, Signal.BLOCKED, Signal.STOPPED, Signal.THROTTLED)  # what kept a process from running
 
 
 @dataclass(slots=True)
 class History:
-    """A ring of `capacity` frames; memory is bounded by capacity x (4 x world_size + n_series) x 4 bytes."""
+    """A ring of `capacity` frames; memory is bounded by capacity x (7 x world_size + n_series) x 4 bytes."""
 
     world_size: int
     capacity: int = 128
@@ -23,7 +24,7 @@ class History:
     _compute: Float32Array = field(init=False)
     _host: Float32Array = field(init=False)
     _clock: Float32Array = field(init=False)
-    _queue: Float32Array = field(init=False)
+    _host_signals: dict[Signal, Float32Array] = field(init=False)
     _transfers: Float32Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -31,7 +32,8 @@ class History:
         self.end_ns = np.zeros(self.capacity, np.int64)
         self.duration_s = np.full(self.capacity, np.nan)
         shape = (self.capacity, self.world_size)
-        self._compute, self._host, self._clock, self._queue = (np.full(shape, np.nan, np.float32) for _ in range(4))
+        self._compute, self._host, self._clock = (np.full(shape, np.nan, np.float32) for _ in range(3))
+        self._host_signals = {signal: np.full(shape, np.nan, np.float32) for signal in HOST_SIGNALS}
         self._transfers = np.full((self.capacity, 0), np.nan, np.float32)
 
     def push(self, frame: Frame, duration_s: float, transfers: FloatArray, usable: AnyArray) -> None:
@@ -50,7 +52,7 @@ class History:
             (self._compute, frame.signal(Signal.COMPUTE)),
             (self._host, host),
             (self._clock, frame.signal(Signal.SM_CLOCK)),
-            (self._queue, frame.signal(Signal.RUN_QUEUE)),
+            *((store, frame.signal(signal)) for signal, store in self._host_signals.items()),
         ):
             store[slot] = np.where(usable, values, np.nan)
         self._transfers[slot] = np.nan
@@ -87,9 +89,9 @@ class History:
         """Return (n, world_size) SM clocks over their maximum."""
         return self._clock[self.slots(start, stop)].astype(np.float64)
 
-    def queue(self, start: int, stop: int) -> FloatArray:
-        """Return (n, world_size) run-queue delays, seconds per second."""
-        return self._queue[self.slots(start, stop)].astype(np.float64)
+    def host_signal(self, signal: Signal, start: int, stop: int) -> FloatArray:
+        """Return (n, world_size) of one of HOST_SIGNALS, seconds per second."""
+        return self._host_signals[signal][self.slots(start, stop)].astype(np.float64)
 
     def transfers(self, start: int, stop: int, n_series: int) -> FloatArray:
         """Return (n, n_series) shortest calls of the transfer series, seconds."""

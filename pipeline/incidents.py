@@ -252,7 +252,6 @@ class IncidentBook:
     ) -> Alert:
         revision = self.revisions[incident.fingerprint] = self.revisions.get(incident.fingerprint, 0) + 1
         latest = (history.n_frames - 1) % history.capacity
-        queued = any(e.source == "host" for e in incident.suspect.evidence)
         return Alert(
             schema_version=ALERT_SCHEMA_VERSION,
             fingerprint=incident.fingerprint,
@@ -277,7 +276,7 @@ class IncidentBook:
             evidence=tuple(_tidy(e) for e in incident.suspect.evidence if np.isfinite(e.value))
             if incident.severity is not Severity.INFO or incident.kind is not Kind.SLOW_JOB
             else (),
-            causes=causes(incident.kind, incident.throttle_reasons, queued=queued),
+            causes=causes(incident.kind, incident.throttle_reasons, incident.suspect.evidence),
             advice=advice(incident.kind, incident.lost_gpu_s, self.identity.world_size),
         )
 

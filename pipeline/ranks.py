@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeline.frames import Signal
 from pipeline.groups import Groups, quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.structure import Structure
-from pipeline.suspect import CLOCK_EVIDENCE, FEWEST_REFERENCE, Span, Suspect
+from pipeline.suspect import CLOCK_EVIDENCE, FEWEST_REFERENCE, HOST_EVIDENCE, LEAST_HOST_RATIO, Span, Suspect
 from pipeline.topology import Topology, gpu_name, rank_name
 from pipeline.watch import RankWatch, Watch
 from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
@@ -185,10 +186,9 @@ class RankSearch:
     ) -> Suspect:
         name = ComponentName(type=ComponentType.HOST, node=node)
         worst = ranks[np.argmax(excess.seconds[ranks])]
-        queue = self._queue(span)
         evidence = [self._compute_evidence(int(worst), excess, "host time" if sources == ("sync",) else "computation")]
-        if np.isfinite(queue[worst]):
-            evidence.append(Evidence(what="run-queue delay", value=float(queue[worst]), unit="s/s", source="host"))
+        if kept_from_running := self._kept_from_running(int(worst), span):
+            evidence += kept_from_running
             sources = (*sources, "host")
         return Suspect(
             kind=Kind.SLOW_HOST,
@@ -203,7 +203,7 @@ class RankSearch:
 
     def _gpus(self, ranks: IntArray, compute: Excess, span: Span, host: Excess) -> list[Suspect]:
         suspects, by_node = [], dict[str, list[int]]()
-        clock, queue = self._clock(span), self._queue(span)
+        clock, queue = self._clock(span), self._beyond_all(Signal.RUN_QUEUE, span)
         for rank in ranks.tolist():
             by_node.setdefault(self.topology.node_by_rank[rank], []).append(rank)
         for node, members in by_node.items():
@@ -266,15 +266,24 @@ class RankSearch:
         middle = np.nanmedian(level) if np.isfinite(level).any() else np.nan
         return level / middle
 
-    def _queue(self, span: Span) -> FloatArray:
-        """Return (world_size,) run-queue delay beyond the median of all ranks."""
-        level = quiet_median(self.history.queue(span.start, span.stop))
+    def _kept_from_running(self, rank: int, span: Span) -> list[Evidence]:
+        """Return what the kernel did to a rank's process more than to the others': the queue, and what stands out."""
+        found = []
+        for signal, what in HOST_EVIDENCE.items():
+            value = float(self._beyond_all(signal, span)[rank])
+            if np.isfinite(value) and (signal is Signal.RUN_QUEUE or value >= LEAST_HOST_RATIO):
+                found.append(Evidence(what=what, value=value, unit="s/s", source="host"))
+        return found
+
+    def _beyond_all(self, signal: Signal, span: Span) -> FloatArray:
+        """Return (world_size,) one of the host's signals beyond the median of all ranks."""
+        level = quiet_median(self.history.host_signal(signal, span.start, span.stop))
         middle = np.nanmedian(level) if np.isfinite(level).any() else np.nan
         return level - middle
 
     def by_telemetry(self, span: Span, excess_s: float, watch: Watch) -> list[Suspect]:
         """Return who the telemetry alone makes a suspect of a slowdown that no time can attribute: never a proof."""
-        clock, queue = self._clock(span), self._queue(span)
+        clock, queue = self._clock(span), self._beyond_all(Signal.RUN_QUEUE, span)
         with np.errstate(invalid="ignore"):
             slow = np.flatnonzero(self.throttled | (clock <= _CLOCK_DROP))
             queued = np.flatnonzero(queue >= _QUEUE_RISE)
@@ -293,7 +302,7 @@ class RankSearch:
         hosts = {ComponentName(type=ComponentType.HOST, node=self.topology.node_by_rank[int(r)]) for r in queued}
         if 0 < len(hosts) <= max(1, len(set(self.topology.node_by_rank)) // 4):
             evidence = Evidence(
-                what="run-queue delay over peers'", value=float(np.nanmax(queue[queued])), unit="s/s", source="host"
+                what=HOST_EVIDENCE[Signal.RUN_QUEUE], value=float(np.nanmax(queue[queued])), unit="s/s", source="host"
             )
             return [self._by_telemetry(Kind.SLOW_HOST, hosts, queued, excess_s, watch, evidence)]
         return []

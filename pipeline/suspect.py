@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass
 
+from pipeline.frames import Signal
 from pipeline.watch import Watch
 from schemas.alerts import Component, Evidence, Kind
 
 CLOCK_EVIDENCE = "SM clock over peers'"
+HOST_EVIDENCE = {  # what kept a rank's process from running
+    Signal.RUN_QUEUE: "run-queue delay",
+    Signal.BLOCKED: "blocked on storage or memory",
+    Signal.STOPPED: "stopped by a signal",
+    Signal.THROTTLED: "throttled by a CPU quota",
+}
+LEAST_HOST_RATIO = 0.05  # of the time, beyond all ranks' median: less is what any process meets with
 FEWEST_REFERENCE = 5  # frames of the past that are worth comparing with
 
 

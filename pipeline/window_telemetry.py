@@ -12,6 +12,8 @@ from schemas.table import AnyArray, BoolArray, FloatArray, IntArray, TableT
 _KEPT = 256  # samples per GPU and per rank
 _FRESH_NS = 2_500_000_000
 _TIME_BITS = 45  # ten hours of nanoseconds
+_GPU_COLUMNS = ("sm_clock_ratio", "temperature_c")
+_HOST_COLUMNS = ("run_queue_ratio", "blocked_ratio", "stopped_ratio", "throttled_ratio")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +72,8 @@ class Telemetry:
     _fresh_ns: int = _FRESH_NS
 
     COLUMNS = (
-        "sm_clock_ratio",
-        "temperature_c",
-        "run_queue_ratio",
-        "blocked_ratio",
+        *_GPU_COLUMNS,
+        *_HOST_COLUMNS,
         "throttle_reasons",
         "throttle_known",
     )
@@ -96,7 +96,7 @@ class Telemetry:
         self, rank: IntArray, start_ns: IntArray, end_ns: IntArray, duration_s: FloatArray
     ) -> dict[str, AnyArray]:
         """Return the telemetry columns of IterationRows for iterations, (n,) each."""
-        columns: dict[str, AnyArray] = {name: np.full(len(rank), np.nan) for name in self.COLUMNS[:4]}
+        columns: dict[str, AnyArray] = {name: np.full(len(rank), np.nan) for name in (*_GPU_COLUMNS, *_HOST_COLUMNS)}
         columns |= {"throttle_reasons": np.zeros(len(rank), np.uint64), "throttle_known": np.zeros(len(rank), bool)}
         length_ns = np.where(np.isfinite(duration_s), duration_s, 0.0) * 1e9
         fresh_ns = np.maximum(self._fresh_ns, length_ns).astype(np.int64)
@@ -105,7 +105,7 @@ class Telemetry:
             columns |= _gpu_columns(self._gpu.table, self._gpu.within(gpu, start_ns, end_ns, fresh_ns))
         if len(self._host.owner):
             found = self._host.within(rank, start_ns, end_ns, fresh_ns)
-            for name in ("run_queue_ratio", "blocked_ratio"):
+            for name in _HOST_COLUMNS:
                 columns[name] = _means(getattr(self._host.table, name), found)
         return columns
 

@@ -49,6 +49,8 @@ class IterationRows(Table):
     temperature_c: AnyArray = column("f4", missing=NAN)
     run_queue_ratio: AnyArray = column("f4", missing=NAN)
     blocked_ratio: AnyArray = column("f4", missing=NAN)
+    stopped_ratio: AnyArray = column("f4", missing=NAN)
+    throttled_ratio: AnyArray = column("f4", missing=NAN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,58 @@
+"""One table of scores, for the terminal."""
+
+from math import isnan
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.quality.score import Headline, Quantile, Share
+
+
+def print_table(console: Console, title: str, scores: Headline) -> None:
+    """Print one line per class, and one over all of them by their weights."""
+    table = Table(title=f"{title}: {scores.episodes} episodes", title_justify="left")
+    table.add_column("class")
+    for name in ("episodes", "clear", "recall", "precision", "component first", "kind", "in time"):
+        table.add_column(name, justify="right")
+    for name in ("delay, iterations", "delay, s", "onset error", "opened", "false / 10,000"):
+        table.add_column(name, justify="right")
+    for name, one in scores.classes.items():
+        rate = one.false_per_10000
+        table.add_row(
+            name,
+            str(one.episodes),
+            str(one.recall.n),
+            *(_share(s) for s in (one.recall, one.precision, one.component_first, one.kind, one.in_time)),
+            *(_quantile(q) for q in (one.delay_iterations, one.delay_s, one.onset_error)),
+            _number(one.openings_per_fault, 2),
+            f"{_number(rate.value, 2)} (<{_number(rate.interval[1], 1)})",
+        )
+    table.add_section()
+    shares = (scores.recall, scores.precision, scores.component_first, scores.kind, scores.in_time)
+    delays = f"{_number(scores.delay_iterations_median, 0)} / {_number(scores.delay_iterations_p95, 0)}"
+    table.add_row(
+        "all, weighted",
+        str(scores.episodes),
+        "",
+        *(_number(share, 4) for share in shares),
+        delays,
+        "",
+        "",
+        "",
+        _number(scores.false_incidents_per_10000, 2),
+    )
+    console.print(table)
+
+
+def _share(share: Share) -> str:
+    if share.n == 0:
+        return "-"
+    return f"{share.value:.3f} ({share.interval[0]:.3f}-{share.interval[1]:.3f})"
+
+
+def _quantile(quantile: Quantile) -> str:
+    return "-" if quantile.n == 0 else f"{_number(quantile.median, 1)} / {_number(quantile.p95, 1)}"
+
+
+def _number(value: float, digits: int) -> str:
+    return "-" if isnan(value) else f"{value:.{digits}f}"

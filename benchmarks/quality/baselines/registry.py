@@ -1,0 +1,27 @@
+"""All baselines with their authors' defaults, by the name that a command line takes."""
+
+from collections.abc import Callable
+
+from benchmarks.quality.baselines.baseline import Baseline
+from benchmarks.quality.baselines.bocd_package import BocdPackage
+from benchmarks.quality.baselines.dlrover import DlRover
+from benchmarks.quality.baselines.longest_collective import LongestCollective
+from benchmarks.quality.baselines.megatron import MegatronReport
+from benchmarks.quality.baselines.nvrx import Nvrx
+from benchmarks.quality.baselines.rbeast_falcon import RbeastFalcon
+from benchmarks.quality.baselines.river_drift import adwin, kswin, page_hinkley
+from benchmarks.quality.baselines.ruptures_offline import RupturesOffline
+
+BASELINES: dict[str, Callable[[], Baseline]] = {
+    "nvrx": Nvrx,
+    "falcon": RbeastFalcon,
+    "bocd": BocdPackage,
+    "adwin": adwin,
+    "page_hinkley": page_hinkley,
+    "kswin": kswin,
+    "pelt": lambda: RupturesOffline("Pelt"),
+    "binseg": lambda: RupturesOffline("Binseg"),
+    "dlrover": DlRover,
+    "megatron": MegatronReport,
+    "longest_collective": LongestCollective,
+}

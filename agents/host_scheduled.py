@@ -1,0 +1,61 @@
+"""What the scheduler counts by itself for each thread: less than kernel programs see, but it needs none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.collector import ProcessKey
+from agents.deltas import NAN, Deltas
+from agents.host_tracer import Sums
+
+_RUN, _WAIT, _SLICES = "run", "wait", "slices"
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """Reads /proc/PID/task/TID/schedstat."""
+
+    proc: Path
+    _deltas: Deltas[tuple[ProcessKey, int, str]] = field(default_factory=Deltas)
+
+    def read(self, keys: Sequence[ProcessKey], interval_s: float) -> dict[ProcessKey, Sums]:
+        """Return what happened since the last reading, `interval_s` ago, to the threads that were there at both.
+
+        Time off the CPUs is what is left when the time on them and the time in their queues are taken away.
+        """
+        readings: dict[tuple[ProcessKey, int, str], float] = {}
+        for key in keys:
+            for task in _threads(self.proc / str(key.pid) / "task"):
+                try:
+                    run_ns, wait_ns, slices = (task / "schedstat").read_text().split()
+                except (OSError, ValueError):
+                    continue  # it has ended, or this kernel does not count
+                tid = int(task.name)
+                readings[key, tid, _RUN] = int(run_ns) / 1e9
+                readings[key, tid, _WAIT] = int(wait_ns) / 1e9
+                readings[key, tid, _SLICES] = int(slices)
+        totals = {key: {_RUN: 0.0, _WAIT: 0.0, _SLICES: 0.0, "threads": 0.0} for key in keys}
+        for (key, _, what), grown in self._deltas.update(readings).items():
+            totals[key][what] += grown
+            totals[key]["threads"] += what == _RUN
+        return {key: _sums(total, interval_s) for key, total in totals.items() if total["threads"]}
+
+
+def _threads(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []  # the process has ended
+
+
+def _sums(total: dict[str, float], interval_s: float) -> Sums:
+    return Sums(
+        run_queue_s=total[_WAIT],
+        off_cpu_s=max(total["threads"] * interval_s - total[_RUN] - total[_WAIT], 0.0),
+        blocked_s=NAN,
+        stopped_s=NAN,
+        reclaim_s=NAN,
+        switches=total[_SLICES],
+        io_s=NAN,
+        io_requests=NAN,
+    )

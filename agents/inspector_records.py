@@ -127,13 +127,17 @@ class _DumpStats(msgspec.Struct, gc=False):
     p2p_dropped_since_last_dump: int = 0
 
 
+class _ProxyTrace(msgspec.Struct, gc=False):
+    """How the CPU moved the data of an operation, which is of no interest here."""
+
+
 class _Line(msgspec.Struct, gc=False):
     header: _Header | None = None
     metadata: _Metadata | None = None
     coll_perf: _Collective | None = None
     p2p_perf: _PointToPoint | None = None
     dump_stats: _DumpStats | None = None
-    proxy_trace: msgspec.Raw | None = None
+    proxy_trace: _ProxyTrace | None = None
 
 
 _NOBODY: tuple[int | None, Member | None] = (None, None)

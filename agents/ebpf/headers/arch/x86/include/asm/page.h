@@ -1,0 +1,4 @@
+/* The loader says how large a page is. */
+#ifndef PAGE_SIZE
+#define PAGE_SIZE PAGE_BYTES
+#endif

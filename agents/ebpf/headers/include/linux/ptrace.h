@@ -1,0 +1,2 @@
+/* The same registers, by the other name. */
+#include <uapi/linux/ptrace.h>

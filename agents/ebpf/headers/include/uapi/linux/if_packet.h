@@ -1,0 +1,1 @@
+/* Asked for by bcc; nothing of it is used. */

@@ -1,0 +1,122 @@
+"""What the programs of nccl.bpf.c keep in the kernel, read from user space: rings, open runs, losses, launches."""
+
+import struct
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from agents.ebpf.backend import Backend
+from agents.ebpf.maps import Map, n_possible_cpus
+from agents.ebpf.records import CREATION_DTYPE, RUN_DTYPE, Rows
+from agents.ebpf.ring import Ring
+
+CREATIONS_BYTES = 1 << 19  # as in nccl.bpf.c
+IDLE_NS = 1_000_000_000  # far more than GAP_NS there: such a run can no longer grow
+
+# struct process of nccl.bpf.c.
+_PROCESS = np.dtype(
+    [
+        ("run", RUN_DTYPE),
+        ("lock", "<u8"),
+        ("lost_calls", "<u8"),
+        ("is_broken", "<u4"),
+        ("n_unresolved", "<u4"),
+        ("next_unresolved", "<u8"),
+    ]
+)
+_N_COUNTERS = 16
+_ZERO = struct.pack("<I", 0)
+
+
+class KernelState:
+    """Reads, and forgets, on behalf of one tracer."""
+
+    def __init__(self, backend: Backend, ring_bytes: int) -> None:
+        """Open the maps of a loaded backend. Raises OSError."""
+        self._runs = Ring(backend.map_fd("runs"), ring_bytes, RUN_DTYPE)
+        self._creations = Ring(backend.map_fd("creations"), CREATIONS_BYTES, CREATION_DTYPE)
+        self._processes = Map(backend.map_fd("processes"), 4, _PROCESS.itemsize)
+        self._threads = Map(backend.map_fd("threads"), 8, 40)
+        self._counters = Map(backend.map_fd("counters"), 16, 8 * _N_COUNTERS)
+        self._creating = Map(backend.map_fd("creating"), 8, CREATION_DTYPE.itemsize)
+        self._unresolved = Map(backend.map_fd("unresolved"), 8, CREATION_DTYPE.itemsize)
+        self._reported = Map(backend.map_fd("reported"), 4, 8)
+        self._launches = Map(backend.map_fd("launches"), 4, 8 * n_possible_cpus())
+        self._lost = Map(backend.map_fd("lost"), 4, 8)
+        self._told: dict[int, int] = {}  # by process, the start of the open run that was handed out
+
+    def read_runs(self) -> Rows:
+        """Return what has come in of runs and synchronisations, without what was handed out while it was open."""
+        rows = self._runs.read()
+        for tgid, start_ns in self._told.items() if len(rows) else ():
+            is_told = (rows["tgid"] == tgid) & (rows["start_ns"] == start_ns)
+            if is_told.any():
+                rows = rows[~is_told]
+        return rows
+
+    def read_creations(self) -> Rows:
+        """Return what has come in of communicators."""
+        return self._creations.read()
+
+    def open_runs(self, *, idle_ns: int = IDLE_NS, only: int | None = None) -> Rows:
+        """Hand out runs that nobody extends any more, each once; later the kernel's own record of it is left out."""
+        found = []
+        for tgid, state in self._states():
+            run = state["run"]
+            if only not in {None, tgid}:
+                continue
+            start_ns = int(run["start_ns"])
+            if not run["count"] or self._told.get(tgid) == start_ns:
+                continue
+            if time.monotonic_ns() - int(run["end_ns"]) < idle_ns or self._state(tgid) != state:
+                continue  # at work, or it changed while it was read
+            self._told[tgid] = start_ns
+            self._reported.set(struct.pack("<I", tgid), struct.pack("<Q", start_ns))
+            found.append(run)
+        return np.array(found, RUN_DTYPE)
+
+    def lost_calls(self) -> dict[int, int]:
+        """Return how many calls of each process have found no room, from the beginning."""
+        return {tgid: int(state["lost_calls"]) for tgid, state in self._states()}
+
+    def lost_other(self) -> int:
+        """Return how many other records have found no room, from the beginning."""
+        return int(struct.unpack("<Q", self._lost.get(_ZERO) or bytes(8))[0])
+
+    def launches(self) -> dict[int, int]:
+        """Return how many kernels each process has launched, from the beginning."""
+        counts = {key: np.frombuffer(self._launches.get(key) or bytes(8), "<u8") for key in list(self._launches)}
+        return {int(struct.unpack("<I", key)[0]): int(each.sum()) for key, each in counts.items()}
+
+    def forget(self, tgid: int) -> None:
+        """Delete everything about a process that has ended."""
+        key = struct.pack("<I", tgid)
+        for by_process in (self._processes, self._reported, self._launches):
+            by_process.delete(key)
+        # The process is the upper half of a thread's key, the end of a communicator's, the beginning of a creation's.
+        for by_part, part in (
+            (self._threads, slice(4, 8)),
+            (self._creating, slice(4, 8)),
+            (self._counters, slice(8, 12)),
+            (self._unresolved, slice(0, 4)),
+        ):
+            for own in [each for each in by_part if each[part] == key]:
+                by_part.delete(own)
+        self._told.pop(tgid, None)
+
+    def close(self) -> None:
+        """Unmap the rings."""
+        self._runs.close()
+        self._creations.close()
+
+    def _states(self) -> Iterator[tuple[int, np.void]]:
+        for key in list(self._processes):
+            tgid = int(struct.unpack("<I", key)[0])
+            state = self._state(tgid)
+            if state is not None:
+                yield tgid, state
+
+    def _state(self, tgid: int) -> np.void | None:
+        value = self._processes.get(struct.pack("<I", tgid))
+        return np.frombuffer(value, _PROCESS)[0] if value is not None else None

@@ -150,7 +150,7 @@ class Placer:
         """Whether nothing can be placed; where no host calls are seen, what has waited for them for long is let go."""
         if not self._waiting:
             return True
-        if self._waiting[-1].record.start_ns is not None or self.times.has_calls(self.key):
+        if self._waiting[-1].record.start_ns is not None or self.times.observes(self.key):
             return False
         while self._waiting and now_ns - self._waiting[0].since_ns >= HOLD_NS:
             self.comms[self._waiting.popleft().record.comm].tally.unplaced += 1
@@ -225,7 +225,7 @@ class Placer:
             comm.tally.on_calls += 1
             start_ns = call.start_ns if own_ns is None else own_ns
             return Placed(record, call.seq, is_known=True, start_ns=start_ns, end_ns=start_ns + record.duration_ns)
-        is_awaited = comm.standing is Standing.UNSEEN and not is_overdue and self.times.has_calls(self.key)
+        is_awaited = comm.standing is Standing.UNSEEN and not is_overdue and self.times.observes(self.key)
         if own_ns is None or comm.standing is Standing.BROKEN or is_awaited:
             return Refusal.NOT_YET
         seq = _own_number(comm, record)

@@ -291,7 +291,7 @@ class InspectorCollector:
             has_file=tail is not None,
             age_ns=now_ns - follower.seen_ns,
             is_silent=follower.record_ns is None or now_ns - follower.record_ns > FRESH_NS,
-            has_calls=self._times.has_calls(follower.rank.key),
+            has_calls=self._times.observes(follower.rank.key),
             counts=follower.parser.counts,
             n_skipped=follower.n_skipped + (0 if tail is None else tail.n_skipped),
             records=sum(tally.records for tally in tallies),

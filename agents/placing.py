@@ -121,7 +121,7 @@ class CallTimes:
             return Standing.WHOLE
         return Standing.UNCOUNTED if (key, comm, op) in self._uncounted else Standing.UNSEEN
 
-    def has_calls(self, key: ProcessKey) -> bool:
+    def observes(self, key: ProcessKey) -> bool:
         """Whether the process's calls are observed at all."""
         process = self._processes.get(key)
         return process is not None and bool(process.n_calls)
@@ -154,10 +154,7 @@ class CallTimes:
     def _keep(self, key: ProcessKey, comm: int, op: int, calls: Calls, latest_ns: int) -> None:
         rows = np.empty(len(calls), _ROW)
         rows["first_seq"], rows["count"] = calls.first_seq, calls.count
-        rows["start_ns"] = calls.start_ns
-        # The last call of a run began as long before its end as a call takes on average.
-        mean_ns = calls.duration_ns // np.maximum(calls.count.astype("i8"), 1)
-        rows["last_ns"] = np.maximum(calls.end_ns - mean_ns, calls.start_ns)
+        rows["start_ns"], rows["last_ns"] = calls.start_ns, _last_starts(calls)
         name = (key, comm, op)
         before = self._rows.pop(name, None)
         if before is not None and rows["first_seq"][0] > before["first_seq"][-1]:
@@ -169,8 +166,8 @@ class CallTimes:
 
     def _note_transfers(self, process: _Process, calls: Calls) -> None:
         columns: list[AnyArray] = [calls.comm, calls.op, calls.peer, calls.bytes, calls.count, calls.first_seq]
-        columns += [calls.seq_known, calls.start_ns, calls.end_ns]
-        for comm, op, peer, size, count, first_seq, seq_known, start_ns, end_ns in zip(
+        columns += [calls.seq_known, calls.start_ns, _last_starts(calls)]
+        for comm, op, peer, size, count, first_seq, seq_known, start_ns, last_ns in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             own = process.transfers.setdefault(comm, _Transfers())
@@ -181,7 +178,7 @@ class CallTimes:
             own.next_seq[op] = first_seq + count
             if size < process.least_bytes or own.standing is not Standing.WHOLE:
                 continue
-            step_ns = (end_ns - start_ns) // count
+            step_ns = (last_ns - start_ns) // max(count - 1, 1)
             own.rows += [
                 Transfer(own.n_counted + i, op, peer, size, first_seq + i, start_ns + i * step_ns) for i in range(count)
             ]
@@ -189,3 +186,10 @@ class CallTimes:
             if len(own.rows) > TRANSFERS_MAX:
                 del own.rows[:-TRANSFERS_MAX]
                 own.standing = Standing.BROKEN
+
+
+def _last_starts(calls: Calls) -> IntArray:
+    """Return when the last call of each run began, (n,): as long before its end as a call takes on average."""
+    mean_ns = calls.duration_ns // np.maximum(calls.count.astype("i8"), 1)
+    starts: IntArray = np.maximum(calls.end_ns - mean_ns, calls.start_ns)
+    return starts

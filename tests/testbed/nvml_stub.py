@@ -37,7 +37,8 @@ HEALTHY: dict[str, str | int] = {
     "ecc_uncorrected": 0,
     "remapped": 0,
     "field91": 18,
-    **{f"nvlink{link}.state": 1 for link in range(18)},
+    "field165": 1,  # state of NVLink 0
+    **{f"field165.{link}": 1 for link in range(1, 18)},
     **{f"field{total}": 0 for total in (38, 45, 52, 59, 160)},
 }
 

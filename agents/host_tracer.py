@@ -136,7 +136,8 @@ class HostTracer:
 
 
 def _elapsed(now: int, since: _Rows) -> npt.NDArray[np.uint64]:
-    return np.maximum(np.int64(now) - since.astype(np.int64), 0).astype(np.uint64)
+    elapsed: npt.NDArray[np.uint64] = np.maximum(np.int64(now) - since.astype(np.int64), 0).astype(np.uint64)
+    return elapsed
 
 
 def _grown(process: _Followed, ended: _Rows, tids: _Rows, threads: _Rows) -> Sums:

@@ -1,0 +1,266 @@
+"""Which processes of this node may be ranks: they map an NCCL library, or their launcher gave them a rank.
+
+Looking at a process costs tens of microseconds and more, so a process is looked at when it is new, then ever more
+seldom as it grows old, since libraries are mapped long after the start. In between a scan only lists /proc: an entry's
+inode number stays for as long as its process lives, so a number that is used again is noticed without opening anything.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agents.collector import Limit, ProcessKey
+from agents.ebpf.libraries import Library, LibraryFinder
+
+ENVIRONMENT_BYTES_MAX = 1 << 20
+MAPS_BYTES_MAX = 16 << 20
+LOOKS_MAX = 128  # in one scan at processes that were no candidates before; the others wait for the next
+LOOK_AGAIN_NS_MIN = 400_000_000
+LOOK_AGAIN_NS_MAX = 60_000_000_000
+EXPECTANT_NS = 600_000_000_000  # for so long a process with a rank and without NCCL is looked at in every scan
+GONE_MAX = 4096  # ended processes whose records may still come
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_RANK_MARKS = (b"RANK=", b"RANK_", b"PROCID=", b"RANKID=")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A process that may be a rank, or the ancestor or helper of one."""
+
+    key: ProcessKey
+    parent: int
+    start_ns: int  # since the epoch
+    namespace_pid: int  # its number in its own PID namespace
+    environment: Mapping[str, str]  # as it was started, of the names asked for
+    libraries: tuple[Library, ...]
+    unmapped_ns: int | None = None  # when a look last found it without NCCL; None: it always had it
+
+    @property
+    def maps_nccl(self) -> bool:
+        """Whether it could call NCCL."""
+        return any(library.kind.startswith("nccl") for library in self.libraries)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of one process, candidate or not."""
+
+    inode: int
+    key: ProcessKey | None
+    seen_ns: int
+    next_look_ns: int | None  # None: never again
+    candidate: Candidate | None = None
+    unmapped_ns: int | None = None
+    n_code: int = -1  # mappings with code at the last look
+
+
+FindLibraries = Callable[[Sequence[int]], Mapping[int, Sequence[Library]]]
+
+
+@dataclass(slots=True)
+class Processes:
+    """The node's processes from scan to scan. names: the environment variables that are kept."""
+
+    names: Collection[str]
+    find: FindLibraries = field(default_factory=lambda: LibraryFinder().find)
+    n_looks: int = 0
+    _known: dict[int, _Known] = field(default_factory=dict)
+    _gone: dict[int, ProcessKey] = field(default_factory=dict)
+    _ended: list[ProcessKey] = field(default_factory=list)
+    _unreadable: set[ProcessKey] = field(default_factory=set)
+    _boot_ns: int = field(default_factory=lambda: time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+    def scan(self, now_ns: int) -> list[Candidate]:
+        """Return the candidates that run now, by pid. now_ns: since the epoch, by Clock.now_ns()."""
+        listed = _list_processes()
+        for pid in self._known.keys() - listed.keys():
+            self._end(pid)
+        due = []
+        for pid, inode in listed.items():
+            known = self._known.get(pid)
+            if known is not None and known.inode != inode:
+                known = self._seen_again(pid, known, inode)
+            if known is None:
+                known = self._known[pid] = _Known(inode, None, now_ns, now_ns)
+            if known.next_look_ns is not None and known.next_look_ns <= now_ns:
+                due.append(pid)
+        due.sort(key=lambda pid: (self._known[pid].candidate is None, self._known[pid].next_look_ns or 0))
+        self._look(due[:LOOKS_MAX], now_ns)
+        return [k.candidate for _, k in sorted(self._known.items()) if k.candidate is not None]
+
+    def take_ended(self) -> list[ProcessKey]:
+        """Return the candidates that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def key_of(self, pid: int) -> ProcessKey | None:
+        """Return the process that has this number, or had it last; it is looked at soon where it was not known."""
+        known = self._known.get(pid)
+        if known is not None and known.key is not None:
+            if known.candidate is None:
+                known.next_look_ns = 0
+            return known.key
+        return read_key(pid) or self._gone.get(pid)
+
+    def limits(self) -> list[Limit]:
+        """Return what could not be read."""
+        if not self._unreadable:
+            return []
+        some = ", ".join(str(key.pid) for key in sorted(self._unreadable)[:5])
+        return [
+            Limit(
+                what=f"{len(self._unreadable)} processes that may be ranks (pid {some})",
+                why="their environment in /proc may not be read",
+                remedy="run the agent as root, or with CAP_SYS_PTRACE",
+            )
+        ]
+
+    def _seen_again(self, pid: int, known: _Known, inode: int) -> _Known | None:
+        """Tell a number that is used again from an entry that the kernel made anew for the same process."""
+        if known.key is not None and read_key(pid) == known.key:
+            known.inode = inode
+            return known
+        self._end(pid)
+        return None
+
+    def _end(self, pid: int) -> None:
+        known = self._known.pop(pid)
+        if known.key is None:
+            return
+        self._unreadable.discard(known.key)
+        self._gone.pop(pid, None)
+        self._gone[pid] = known.key
+        while len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+        if known.candidate is not None:
+            self._ended.append(known.key)
+
+    def _look(self, pids: Sequence[int], now_ns: int) -> None:
+        self.n_looks += len(pids)
+        stats = {pid: stat for pid in pids if (stat := _read_stat(pid)) is not None}
+        changed = [pid for pid, stat in stats.items() if not stat.is_kernel_thread and self._has_changed(pid)]
+        libraries = self.find(changed)
+        for pid, stat in stats.items():
+            known = self._known[pid]
+            if known.key is not None and known.key.start_ticks != stat.start_ticks:
+                self._end(pid)
+                known = self._known[pid] = _Known(known.inode, None, now_ns, now_ns)
+            known.key = ProcessKey(pid, stat.start_ticks)
+            if stat.is_kernel_thread:
+                known.next_look_ns = None
+                continue
+            # A program that was started in place of another has other code, and may have another environment.
+            if pid in libraries or known.candidate is None:
+                known.candidate = self._candidate(known, stat, tuple(libraries.get(pid, ())))
+            if known.candidate is None or not known.candidate.maps_nccl:
+                known.unmapped_ns = now_ns
+            known.next_look_ns = now_ns + _pause_ns(known, now_ns)
+
+    def _has_changed(self, pid: int) -> bool:
+        """Whether a process maps more code, or less, than when it was looked at last."""
+        try:
+            n_code = _read(f"/proc/{pid}/maps", MAPS_BYTES_MAX).count(b" r-xp ")
+        except OSError:
+            n_code = 0
+        known = self._known[pid]
+        is_changed, known.n_code = n_code != known.n_code, n_code
+        return is_changed
+
+    def _candidate(self, known: _Known, stat: "_Stat", libraries: tuple[Library, ...]) -> Candidate | None:
+        assert known.key is not None
+        pid = known.key.pid
+        try:
+            raw = _read(f"/proc/{pid}/environ", ENVIRONMENT_BYTES_MAX)
+        except PermissionError:
+            if libraries:
+                self._unreadable.add(known.key)
+            raw = b""
+        except OSError:
+            return None  # has ended meanwhile
+        if not libraries and not any(mark in raw for mark in _RANK_MARKS):
+            return None
+        return Candidate(
+            key=known.key,
+            parent=stat.parent,
+            start_ns=self._boot_ns + stat.start_ticks * 1_000_000_000 // _TICKS_PER_S,
+            namespace_pid=_namespace_pid(pid),
+            environment=_parse_environment(raw, self.names),
+            libraries=libraries,
+            unmapped_ns=known.unmapped_ns,
+        )
+
+
+def _pause_ns(known: _Known, now_ns: int) -> int:
+    """Return for how long not to look again."""
+    age_ns = now_ns - known.seen_ns
+    candidate = known.candidate
+    if candidate is not None and not candidate.maps_nccl and age_ns < EXPECTANT_NS:
+        return LOOK_AGAIN_NS_MIN
+    return min(max(age_ns // 16, LOOK_AGAIN_NS_MIN), LOOK_AGAIN_NS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    parent: int
+    start_ticks: int
+    is_kernel_thread: bool
+
+
+def read_key(pid: int) -> ProcessKey | None:
+    """Return who has this number now; None if nobody has."""
+    stat = _read_stat(pid)
+    return None if stat is None else ProcessKey(pid, stat.start_ticks)
+
+
+def _list_processes() -> dict[int, int]:
+    with os.scandir("/proc") as entries:
+        return {int(entry.name): entry.inode() for entry in entries if entry.name.isdecimal()}
+
+
+def _read(path: str, n_bytes_max: int) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts, n_bytes = [], 0
+        while n_bytes < n_bytes_max and (part := os.read(handle, min(n_bytes_max - n_bytes, 1 << 16))):
+            parts.append(part)
+            n_bytes += len(part)
+        return b"".join(parts)
+    finally:
+        os.close(handle)
+
+
+def _read_stat(pid: int) -> _Stat | None:
+    try:
+        raw = _read(f"/proc/{pid}/stat", 4096)
+        # The name in parentheses may hold anything, blanks and parentheses included.
+        fields = raw[raw.rindex(b")") + 2 :].split()
+        if fields[0] in {b"Z", b"X"}:
+            return None
+        return _Stat(int(fields[1]), int(fields[19]), bool(int(fields[6]) & _KERNEL_THREAD))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _namespace_pid(pid: int) -> int:
+    try:
+        raw = _read(f"/proc/{pid}/status", 1 << 16)
+    except OSError:
+        return pid
+    for line in raw.splitlines():
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1])
+    return pid
+
+
+def _parse_environment(raw: bytes, names: Collection[str]) -> dict[str, str]:
+    """Return the wanted variables; bytes that are no UTF-8 are kept as escapes, of a name given twice the first."""
+    found: dict[str, str] = {}
+    for item in raw.split(b"\0"):
+        name, separator, value = item.partition(b"=")
+        text = name.decode("ascii", "replace")
+        if separator and text in names and text not in found:
+            found[text] = value.decode("utf-8", "backslashreplace")
+    return found

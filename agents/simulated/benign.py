@@ -55,12 +55,52 @@ class GcPauses(_Benign, tag="gc_pauses", frozen=True, kw_only=True):
     pause_s: float = 0.03
 
 
+class DataStalls(_Benign, tag="data_stalls", frozen=True, kw_only=True):
+    """A host waits for its data before the first forward, now and then, for an exponentially distributed time."""
+
+    probability: float = 0.002  # per rank and iteration
+    pause_s: float = 0.03  # mean
+    is_shared: bool = False  # whether all wait at once, as for a storage that all read from; then per iteration
+
+
+class MoeImbalance(_Benign, tag="moe_imbalance", frozen=True, kw_only=True):
+    """Experts get more or fewer tokens: each rank's computation varies from iteration to iteration, with a memory."""
+
+    cv: float = 0.08
+    memory: int = 4  # iterations over which routing stays alike
+
+
+class SlowSpells(_Benign, tag="slow_spells", frozen=True, kw_only=True):
+    """All computation is slower for a few iterations: a recompilation, or our own profiling, which the agent states."""
+
+    every: int
+    iterations: int = 1
+    factor: float = 2.0
+    is_profiling: bool = False
+
+    def is_slow(self, iteration: int) -> bool:
+        """Return whether an iteration belongs to a spell; the first spell begins at iteration `every`."""
+        return iteration >= self.every and iteration % self.every < self.iterations
+
+
+class ThrottleReports(_Benign, tag="throttle_reports", frozen=True, kw_only=True):
+    """Cards report a power cap in some of their samples, though nothing gets slower."""
+
+    share: float = 0.1  # of the cards
+    probability: float = 0.2  # of one of their samples
+
+
 class Restart(_Benign, tag="restart", frozen=True, kw_only=True):
-    """The job ends before an iteration and starts anew as the next incarnation, its ranks moved on by some nodes."""
+    """The job ends before an iteration and starts anew as the next incarnation, its ranks moved on by some nodes.
+
+    With `dp` or `micro_batches` it goes on in another size; nodes that are no longer needed are left.
+    """
 
     at_iteration: int
     pause_s: float = 5.0
     node_shift: int = 1
+    dp: int | None = None
+    micro_batches: int | None = None
 
 
 class LostBatches(_Benign, tag="lost_batches", frozen=True, kw_only=True):
@@ -91,6 +131,10 @@ Benign = (
     | VariableSequenceLength
     | LongLastStage
     | GcPauses
+    | DataStalls
+    | MoeImbalance
+    | SlowSpells
+    | ThrottleReports
     | Restart
     | LostBatches
     | DuplicatedBatches

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from agents.simulated.faults import Fault, SlowGpu, SlowHost, SlowLink, SlowNic
+from agents.simulated.faults import Fault, SlowGpu, SlowHost, SlowJob, SlowLink, SlowNic, SlowRank
 from agents.simulated.layout import Axis, Placement
 from schemas.table import BoolArray, FloatArray, IntArray
 
@@ -113,6 +113,10 @@ class Conditions:
             match fault:
                 case SlowGpu(node=node, gpu=index):
                     gpu[(placement.node == node) & (placement.gpu == index)] *= strength
+                case SlowRank(rank=rank):
+                    gpu[placement.rank == rank] *= strength
+                case SlowJob():
+                    gpu *= strength
                 case SlowHost(node=node):
                     host[placement.node == node] *= strength
                 case SlowNic() | SlowLink():

@@ -5,7 +5,7 @@ So two runs of a scenario that differ in their faults alone differ in nothing el
 
 import numpy as np
 
-from agents.simulated.benign import GcPauses, VariableSequenceLength
+from agents.simulated.benign import DataStalls, GcPauses, VariableSequenceLength
 from agents.simulated.conditions import Factors, Paths
 from agents.simulated.layout import Axis
 from agents.simulated.program import Program
@@ -41,6 +41,12 @@ class Draws:
         # (2, micro-batches, pp - 1, dp, tp): back and forward.
         self.p2p_s = paths.p2p_s * factors.p2p * lognormal(random, (2, program.micro_batches, *cv.shape), cv)
 
+        stalls = scenario.find(DataStalls)
+        self.shared_stall_s = 0.0
+        if stalls and stalls.is_shared:
+            hit, share = random.random(), random.exponential()
+            self.shared_stall_s = stalls.pause_s * share if hit < stalls.probability else 0.0
+
     def computation(self, n_computes: int) -> FloatArray:
         """Return factors on computes, (computes, dp, tp)."""
         shape = self.scenario.layout
@@ -69,3 +75,12 @@ class Draws:
         hit: AnyArray = self.random.random((shape.dp, shape.tp)) < gc.probability
         before = self.random.integers(1, n_items, hit.shape)
         return [(int(before[dp, tp]), int(dp), int(tp)) for dp, tp in np.argwhere(hit)]
+
+    def data_stalls_s(self) -> FloatArray:
+        """Return (dp, tp): how long each host of a stage waits for its data."""
+        stalls, shape = self.scenario.find(DataStalls), self.scenario.layout
+        waits = np.full((shape.dp, shape.tp), self.shared_stall_s)
+        if stalls and not stalls.is_shared:
+            hit = self.random.random(waits.shape) < stalls.probability
+            waits += np.where(hit, stalls.pause_s * self.random.exponential(size=waits.shape), 0.0)
+        return waits

@@ -4,14 +4,14 @@ from typing import Literal
 
 import msgspec
 
-ShapeName = Literal["step", "ramp", "intermittent"]
+ShapeName = Literal["step", "ramp", "staircase", "intermittent"]
 
 
 class _Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """Base: durations are multiplied by `factor` in the iterations [onset, end); end None is the job's last.
 
-    A ramp grows linearly over `ramp` iterations and stays. An intermittent fault is there for the first `duty` share of
-    every `period` iterations.
+    A ramp grows linearly over `ramp` iterations and stays; a staircase does so in `steps` equal steps, the first at its
+    onset. An intermittent fault is there for the first `duty` share of every `period` iterations.
     """
 
     factor: float
@@ -19,6 +19,7 @@ class _Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     end: int | None = None
     shape: ShapeName = "step"
     ramp: int = 40
+    steps: int = 4
     period: int = 20
     duty: float = 0.5
 
@@ -27,8 +28,8 @@ class _Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"factor must be at least 1 (1 is healthy), it is {self.factor}")
         if self.onset < 0 or (self.end is not None and self.end <= self.onset):
             raise ValueError(f"a fault needs 0 <= onset < end, these are {self.onset} and {self.end}")
-        if self.ramp < 1 or self.period < 1 or not 0 < self.duty <= 1:
-            raise ValueError("ramp and period must be at least 1, duty above 0 and at most 1")
+        if min(self.ramp, self.steps, self.period) < 1 or not 0 < self.duty <= 1:
+            raise ValueError("ramp, steps and period must be at least 1, duty above 0 and at most 1")
 
     @property
     def kind(self) -> str:
@@ -42,6 +43,8 @@ class _Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return 1.0
         if self.shape == "ramp":
             return 1.0 + (self.factor - 1.0) * min(1.0, (since + 1) / self.ramp)
+        if self.shape == "staircase":
+            return 1.0 + (self.factor - 1.0) * min(1.0, (since * self.steps // self.ramp + 1) / self.steps)
         if self.shape == "intermittent" and since % self.period >= self.duty * self.period:
             return 1.0
         return self.factor
@@ -80,4 +83,14 @@ class SlowLink(_Fault, tag="slow_link", frozen=True, kw_only=True):
             raise ValueError(f"a slow_link needs two nodes, both are {self.nodes[0]}")
 
 
-Fault = SlowGpu | SlowHost | SlowNic | SlowLink
+class SlowRank(_Fault, tag="slow_rank", frozen=True, kw_only=True):
+    """A rank computes slower wherever it runs: its process or its share of the work is at fault, no card."""
+
+    rank: int
+
+
+class SlowJob(_Fault, tag="slow_job", frozen=True, kw_only=True):
+    """Everybody computes slower at once: a power cap over all racks, a changed library, longer sequences."""
+
+
+Fault = SlowGpu | SlowHost | SlowNic | SlowLink | SlowRank | SlowJob

@@ -6,14 +6,12 @@ separate. How bad a fault is comes from the counterfactual: the same seed with t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from agents.simulated.benign import Restart
-from agents.simulated.faults import Fault, SlowGpu, SlowHost, SlowLink, SlowNic
+from agents.simulated.faults import Fault, SlowGpu, SlowHost, SlowLink, SlowNic, SlowRank
 from agents.simulated.hypotheses import LinkHypotheses, Suspect, suspect_of
-from agents.simulated.layout import Placement, gpu_uuid, node_name
+from agents.simulated.layout import Placement, gpu_uuid, incarnation, node_name
 from agents.simulated.physics import JobState, Physics
 from agents.simulated.program import training
 from agents.simulated.scenario import Scenario
@@ -49,7 +47,7 @@ def expected(scenario: Scenario) -> tuple[Expected, ...]:
 
 def slowdown_ratio(scenario: Scenario, fault: Fault) -> float:
     """Return how much longer iterations take with this fault alone than without any, by the same random numbers."""
-    placement, first, end = _incarnation(scenario, fault.onset)
+    placement, first, end = incarnation(scenario, fault.onset)
     end = min(end, fault.end or end)
     least = 1 + (fault.factor - 1) * _FULL_STRENGTH
     active = [i for i in range(fault.onset, end) if fault.factor_at(i) >= least][:_SIMULATED_MAX]
@@ -101,14 +99,16 @@ def _answer(scenario: Scenario, fault: Fault) -> tuple[Kind, frozenset[Component
     sees_gpu, sees_waits = Sensor.GPU in sensors, Sensor.SYNC in sensors
     has_past = fault.onset > 0
     match fault:
-        case SlowGpu(node=node, gpu=gpu, telemetry=telemetry):
-            shows = Sensor.NVML in sensors and telemetry
+        case SlowGpu() | SlowRank():
+            placement = incarnation(scenario, fault.onset)[0]
+            rank = fault.rank if isinstance(fault, SlowRank) else placement.first_rank_on(fault.node) + fault.gpu
+            shows = isinstance(fault, SlowGpu) and Sensor.NVML in sensors and fault.telemetry
             has_equals = has_past or scenario.layout.dp * scenario.layout.tp >= _PEERS_MIN
+            # Until it moves to another card, a rank that is slow by itself looks as its card would.
             if shows or (sees_gpu and sees_waits):
+                node, gpu = int(placement.node.ravel()[rank]), int(placement.gpu.ravel()[rank])
                 return Kind.SLOW_GPU, frozenset({_gpu(scenario, node, gpu)}), shows or has_equals
             if sees_gpu:
-                placement = _incarnation(scenario, fault.onset)[0]
-                rank = placement.first_rank_on(node) + gpu
                 return Kind.SLOW_RANK, frozenset({_rank(scenario, placement, rank)}), has_equals
         case SlowHost(node=node, telemetry=telemetry):
             shows = Sensor.HOST in sensors and telemetry
@@ -116,21 +116,12 @@ def _answer(scenario: Scenario, fault: Fault) -> tuple[Kind, frozenset[Component
                 host = ComponentName(type=ComponentType.HOST, node=node_name(scenario, node))
                 return Kind.SLOW_HOST, frozenset({host}), True
         case SlowNic() | SlowLink():
-            hypotheses = LinkHypotheses(_incarnation(scenario, fault.onset)[0])
+            hypotheses = LinkHypotheses(incarnation(scenario, fault.onset)[0])
             suspect = suspect_of(fault)
             if sees_gpu:
                 candidates = frozenset(_link(scenario, alike) for alike in hypotheses.alike(suspect))
                 return Kind.SLOW_LINK, candidates, has_past or hypotheses.has_equals(suspect)
     return Kind.SLOW_JOB, frozenset({_JOB}), has_past
-
-
-def _incarnation(scenario: Scenario, iteration: int) -> tuple[Placement, int, int]:
-    """Return the incarnation that runs an iteration, with its first iteration and its end."""
-    restarts = [benign for benign in scenario.benign if isinstance(benign, Restart)]
-    bounds = [0, *(restart.at_iteration for restart in restarts), scenario.iterations]
-    number = next(n for n, (first, end) in enumerate(pairwise(bounds)) if first <= iteration < end)
-    shift = sum(restart.node_shift for restart in restarts[:number])
-    return Placement(scenario, number, shift), bounds[number], bounds[number + 1]
 
 
 def _total_s(physics: Physics, iterations: Sequence[int]) -> float:

@@ -4,9 +4,12 @@ import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
+from agents.simulated.benign import Restart
 from agents.simulated.scenario import Parallelism, Scenario
 from schemas.table import AnyArray, IntArray
 
@@ -99,3 +102,30 @@ class Placement:
             for first in np.unique(lowest).tolist()
         }
         return np.array([values[first] for first in lowest.ravel().tolist()], np.uint64).reshape(self.rank.shape)
+
+
+def incarnations(scenario: Scenario) -> list[tuple[Placement, int, int]]:
+    """Return the incarnations in order, each with its first iteration and its end."""
+    restarts = [benign for benign in scenario.benign if isinstance(benign, Restart)]
+    bounds = [0, *(restart.at_iteration for restart in restarts), scenario.iterations]
+    found, resized, node_shift = [], scenario, 0
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        if number:
+            restart = restarts[number - 1]
+            node_shift += restart.node_shift
+            resized = resized_by(resized, restart)
+        found.append((Placement(resized, number, node_shift), first, end))
+    return found
+
+
+def incarnation(scenario: Scenario, iteration: int) -> tuple[Placement, int, int]:
+    """Return the incarnation that runs an iteration, with its first iteration and its end."""
+    return next(one for one in incarnations(scenario) if one[1] <= iteration < one[2])
+
+
+def resized_by(scenario: Scenario, restart: Restart) -> Scenario:
+    """Return the scenario as it goes on after a restart: the same one, unless its size changes."""
+    if restart.dp is None and restart.micro_batches is None:
+        return scenario
+    layout = replace(scenario.layout, dp=restart.dp or scenario.layout.dp)
+    return replace(scenario, layout=layout, micro_batches=restart.micro_batches or scenario.micro_batches)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agents.simulated.benign import LongLastStage, WarmUp
+from agents.simulated.benign import LongLastStage, MoeImbalance, SlowSpells, WarmUp
 from agents.simulated.conditions import Conditions, Paths
 from agents.simulated.draws import Draws, lognormal
 from agents.simulated.faults import Fault
@@ -29,7 +29,7 @@ from agents.simulated.stage import Stage, StageTimes
 from schemas.table import FloatArray
 
 _SYNC_S = 5e-6
-_TRAINING, _EVALUATION, _SPREAD = 1, 2, 3  # purposes of random numbers
+_TRAINING, _EVALUATION, _SPREAD, _ROUTING = 1, 2, 3, 9  # purposes of random numbers
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +105,7 @@ class Physics:
         random = np.random.default_rng([self.scenario.seed, purpose, self.placement.incarnation, iteration])
         draws = Draws(self.scenario, self._paths, self._conditions.at(iteration), program, random)
         pace = self._pace(iteration) * draws.common
+        spread = self._spread * self._routing(iteration)
         stages = [
             Stage(
                 draws,
@@ -113,7 +114,7 @@ class Physics:
                 pace=float(pace * self._stage_ratio[p]),
                 gpu_s=state.gpu[p],
                 host_s=state.host[p],
-                spread=self._spread[p],
+                spread=spread[p],
             )
             for p, stage in enumerate(program.stages)
         ]
@@ -139,12 +140,25 @@ class Physics:
         )
 
     def _pace(self, iteration: int) -> float:
-        """Return how much longer all computation takes because the job has just started."""
-        warm_up = self.scenario.find(WarmUp)
+        """Return how much longer all computation takes because the job has just started, or has a slow spell."""
+        warm_up, spells = self.scenario.find(WarmUp), self.scenario.find(SlowSpells)
+        pace = spells.factor if spells and spells.is_slow(iteration) else 1.0
         since = iteration - self._first_iteration
         if warm_up is None or since >= warm_up.iterations:
-            return 1.0
-        return float(warm_up.factor ** (1 - since / warm_up.iterations))
+            return pace
+        return float(pace * warm_up.factor ** (1 - since / warm_up.iterations))
+
+    def _routing(self, iteration: int) -> FloatArray:
+        """Return (pp, dp, 1) factors on computation: the tokens that each rank's experts get, alike for a while."""
+        moe = self.scenario.find(MoeImbalance)
+        if moe is None:
+            return np.ones(1)
+        shape = (self.scenario.layout.pp, self.scenario.layout.dp, 1)
+        seed = [self.scenario.seed, _ROUTING, self.placement.incarnation]
+        recent = [np.random.default_rng([*seed, iteration + k]).standard_normal(shape) for k in range(moe.memory)]
+        sigma = np.sqrt(np.log1p(moe.cv**2))
+        factors: FloatArray = np.exp(sigma * np.sum(recent, axis=0) / np.sqrt(moe.memory) - sigma**2 / 2)
+        return factors
 
 
 def _execute(program: Program, stages: list[Stage], draws: Draws) -> None:

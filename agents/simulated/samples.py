@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from agents.simulated.benign import ThrottleReports
 from agents.simulated.draws import lognormal
 from agents.simulated.faults import SlowGpu, SlowHost
 from agents.simulated.scenario import Scenario
@@ -13,7 +14,7 @@ from schemas.table import FloatArray, IntArray
 _SM_CLOCK_MAX_HZ = 1.98e9
 _POWER_LIMIT_W = 700.0
 _THERMAL_S = 2.0  # time constant of a card's temperature
-_SAMPLES = 5  # purpose of random numbers
+_SAMPLES, _REPORTS = 5, 10  # purposes of random numbers
 
 
 class NodeSampler:
@@ -25,6 +26,11 @@ class NodeSampler:
         self._n_gpus = scenario.layout.gpus_per_node
         self._slow_gpus = [f for f in scenario.faults if isinstance(f, SlowGpu) and f.node == node and f.telemetry]
         self._slow_hosts = [f for f in scenario.faults if isinstance(f, SlowHost) and f.node == node and f.telemetry]
+        self._reports = scenario.find(ThrottleReports)
+        self._report_random = np.random.default_rng([scenario.seed, _REPORTS, incarnation, node])
+        self._reporting = np.zeros(self._n_gpus, bool)
+        if self._reports:
+            self._reporting = self._report_random.random(self._n_gpus) < self._reports.share
         self._base_c = self._random.normal(62.0, 2.0, self._n_gpus)
         self._excess_c = np.zeros(self._n_gpus)
         self._last_s: float | None = None
@@ -39,6 +45,9 @@ class NodeSampler:
         healthy = np.minimum(self._random.normal(0.985, 0.003, self._n_gpus), 1.0)
         reasons = np.where(thermal > 1, int(ThrottleReason.HW_THERMAL_SLOWDOWN | ThrottleReason.HW_SLOWDOWN), 0)
         reasons |= np.where(power > 1, int(ThrottleReason.SW_POWER_CAP), 0)
+        if self._reports:
+            is_now = self._reporting & (self._report_random.random(self._n_gpus) < self._reports.probability)
+            reasons |= np.where(is_now, int(ThrottleReason.SW_POWER_CAP), 0)
         limit_w = _POWER_LIMIT_W / power
         return GpuSamples.build(
             self._n_gpus,

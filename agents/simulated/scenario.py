@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from agents.simulated.benign import Benign, BenignT, Restart
-from agents.simulated.faults import Fault, SlowGpu, SlowHost, SlowLink, SlowNic
+from agents.simulated.faults import Fault, SlowGpu, SlowHost, SlowLink, SlowNic, SlowRank
 from schemas.events import Sensor
 
 SensorName = Literal["host_call", "gpu", "sync", "nvml", "host", "marker", "span"]
@@ -190,10 +190,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"a {fault.kind} lies outside of the {self.iterations} iterations")
         for late in self.agents.late:
             self._check_node(late.node)
-        for benign in self.benign:
-            if isinstance(benign, Restart) and benign.pause_s < 3 * self.agents.flush_interval_s:
+        self._check_restarts([benign for benign in self.benign if isinstance(benign, Restart)])
+
+    def _check_restarts(self, given: list[Restart]) -> None:
+        for restart in given:
+            if restart.pause_s < 3 * self.agents.flush_interval_s:
                 raise ValueError("a restart's pause_s must be at least three flush intervals: agents see it end first")
-        restarts = [benign.at_iteration for benign in self.benign if isinstance(benign, Restart)]
+            if restart.dp is not None:
+                msgspec.structs.replace(self.layout, dp=restart.dp)  # refuses what does not fill its nodes
+        restarts = [restart.at_iteration for restart in given]
         if restarts != sorted(set(restarts)) or any(not 0 < at < self.iterations for at in restarts):
             raise ValueError("restarts must be in order and between the first and the last iteration")
 
@@ -226,6 +231,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             case SlowLink(nodes=nodes):
                 for node in nodes:
                     self._check_node(node)
+            case SlowRank(rank=rank):
+                if not 0 <= rank < self.layout.world_size:
+                    raise ValueError(f"there is no rank {rank}: the job has ranks 0 to {self.layout.world_size - 1}")
 
 
 def load_scenario(source: Path | str) -> Scenario:

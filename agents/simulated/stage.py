@@ -89,6 +89,7 @@ class Stage:
         for item, dp, tp in draws.gc_pauses(len(elapsed)):
             self.gc_pauses.append((dp, tp, float(host[item, dp, tp])))
             host[item:, dp, tp] += gc.pause_s if gc else 0.0
+        host += draws.data_stalls_s()
         # A piece of work is held up by its host if the host takes longer to launch it than the GPU to do it.
         index = [number for number, item in enumerate(self.program.items) if isinstance(item, Compute)]
         launch_s = host[np.array(index) + 1] - host[index]

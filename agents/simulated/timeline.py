@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from agents.simulated.benign import Checkpoint, Evaluation, Restart
+from agents.simulated.benign import Checkpoint, Evaluation, Restart, SlowSpells
 from agents.simulated.faults import Fault
-from agents.simulated.layout import Placement
+from agents.simulated.layout import Placement, incarnations
 from agents.simulated.physics import JobState, Pass, Physics
 from agents.simulated.program import Program, evaluation, training
 from agents.simulated.scenario import Scenario
@@ -89,18 +88,14 @@ def truth(scenario: Scenario) -> Truth:
 def timeline(scenario: Scenario, faults: Sequence[Fault]) -> Iterator[Happening]:
     """Yield what happens in a scenario, but under the given faults."""
     restarts = [benign for benign in scenario.benign if isinstance(benign, Restart)]
-    bounds = [0, *(restart.at_iteration for restart in restarts), scenario.iterations]
-    start_s, node_shift = _FIRST_START_S, 0
-    programs = [training(scenario)]
+    start_s = _FIRST_START_S
     evaluate = scenario.find(Evaluation)
-    if evaluate:
-        programs.append(evaluation(scenario, evaluate.micro_batches))
-    for incarnation, (first, end) in enumerate(pairwise(bounds)):
-        if incarnation:
-            restart = restarts[incarnation - 1]
-            node_shift += restart.node_shift
-            start_s += restart.pause_s
-        placement = Placement(scenario, incarnation, node_shift)
+    for placement, first, end in incarnations(scenario):
+        if placement.incarnation:
+            start_s += restarts[placement.incarnation - 1].pause_s
+        programs = [training(placement.scenario)]
+        if evaluate:
+            programs.append(evaluation(placement.scenario, evaluate.micro_batches))
         yield Started(placement, tuple(programs), first, start_s)
         state = JobState.at(start_s, placement)
         yield from _incarnation(Physics(placement, faults, first), programs, range(first, end), state)
@@ -111,9 +106,13 @@ def timeline(scenario: Scenario, faults: Sequence[Fault]) -> Iterator[Happening]
 def _incarnation(physics: Physics, programs: list[Program], iterations: range, state: JobState) -> Iterator[Happening]:
     scenario = physics.scenario
     checkpoint, evaluate = scenario.find(Checkpoint), scenario.find(Evaluation)
+    spells = scenario.find(SlowSpells)
     for iteration in iterations:
         times = physics.train(programs[0], iteration, state)
         yield Passed(iteration, programs[0], is_evaluation=False, times=times)
+        if spells and spells.is_profiling and spells.is_slow(iteration):
+            start_s = np.full_like(state.host, times.start_s)
+            yield Paused(MarkerKind.PROFILING, iteration, start_s, state.host, has_marker=True)
         if iteration == iterations[-1]:
             return
         if evaluate and (iteration + 1) % evaluate.every == 0:

@@ -20,11 +20,8 @@ class NoController(RuntimeError):
 
 def host_threads(pid: int) -> list[int]:
     """Return the threads of a rank that do not stand for its GPU."""
-    found = []
-    for entry in Path(f"/proc/{pid}/task").iterdir():
-        if (entry / "comm").read_text().strip() != GPU_THREAD:
-            found.append(int(entry.name))
-    return found
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(thread.name) for thread in threads if (thread / "comm").read_text().strip() != GPU_THREAD]
 
 
 @contextmanager

@@ -46,6 +46,16 @@ _READS_IN_FILE = 32
 _LOOK_S = 0.005
 
 
+def missing() -> str | None:
+    """Return what keeps a testbed from running on this machine, and the remedy; None where nothing does."""
+    if os.geteuid() != 0:
+        return "the testbed makes network namespaces and control groups: run it as root"
+    lacking = [program for program in ("cc", "ip", "tc") if shutil.which(program) is None]
+    if lacking:
+        return f"the testbed needs {', '.join(lacking)}: install Debian's gcc, libc6-dev and iproute2"
+    return None
+
+
 class RankFailed(RuntimeError):
     """A rank process ended by itself and not well; the message holds the end of what it said."""
 

@@ -51,8 +51,11 @@ class Settings:
         """Where its files go, as the process names it."""
         if folder := self.values.get("NCCL_INSPECTOR_DUMP_DIR"):
             return folder
-        job = re.match(r"\s*[+-]?\d+", self.values.get("SLURM_JOBID", ""))
-        return f"nccl-inspector-{int(job.group())}" if job else "nccl-inspector-unknown-jobid"
+        job = self.values.get("SLURM_JOBID")
+        if job is None:
+            return "nccl-inspector-unknown-jobid"
+        number = re.match(r"\s*[+-]?\d+", job)
+        return f"nccl-inspector-{int(number.group()) if number else 0}"  # as C's strtol() reads it
 
     @property
     def interval_us(self) -> int:

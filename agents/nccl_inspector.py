@@ -261,7 +261,7 @@ class InspectorCollector:
         if fresh:
             follower.record_ns = now_ns
             follower.placer.add(fresh, now_ns)
-        return len(chunk.content) == CHUNK_BYTES
+        return len(chunk.content) == CHUNK_BYTES or follower.next_path is not None
 
     def _is_old(self, record: Record) -> bool:
         return record.dump_ns is not None and record.dump_ns < self._start_ns - JOIN_NS

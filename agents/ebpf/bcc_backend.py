@@ -4,6 +4,7 @@ bcc is not on PyPI (what is there under its name is another project), and a virt
 distribution's packages, so that one package is loaded from where distributions put it.
 """
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -18,13 +19,17 @@ from types import ModuleType
 from typing import Any
 
 from agents.collector import NotAvailable
+from agents.ebpf import bpf_call as call
 from agents.ebpf.backend import HEADERS
+from agents.ebpf.bpf_call import Program
+from agents.ebpf.probes import UPROBE_MULTI
 
 INSTALL = "install it with `apt install python3-bpfcc` (Debian, Ubuntu) or `dnf install python3-bcc` (Fedora, RHEL)"
 _PLACES = ("/usr/lib/python3/dist-packages", "/usr/lib/python3*/site-packages", "/usr/lib/python3*/dist-packages")
 _MAP_CALL = re.compile(r"\b(LOOKUP|UPDATE|DELETE|OUTPUT)\((\w+), ")
 _BCC_NAMES = {"LOOKUP": "lookup", "UPDATE": "update", "DELETE": "delete", "OUTPUT": "ringbuf_output"}
 _BPF_PROG_TYPE_KPROBE = 2  # uprobes are of this type too
+_LOG_BYTES = 1 << 24
 _compiling = threading.Lock()  # the headers' place goes through the environment, which all threads share
 
 
@@ -58,7 +63,31 @@ def import_bcc() -> ModuleType:
 
 def to_bcc(source: str) -> str:
     """Return our portable C with its map functions spelled in bcc's way."""
-    return _MAP_CALL.sub(lambda call: f"{call[2]}.{_BCC_NAMES[call[1]]}(", source)
+    return _MAP_CALL.sub(lambda found: f"{found[2]}.{_BCC_NAMES[found[1]]}(", source)
+
+
+def _load(bcc: ModuleType, bpf: Any, name: str) -> int:
+    """Load a compiled program for links of uprobes, which bcc itself does not know. Raises OSError."""
+    start = ctypes.cast(bcc.lib.bpf_function_start(bpf.module, name.encode()), ctypes.c_void_p)
+    size = bcc.lib.bpf_function_size(bpf.module, name.encode())
+    license_ = ctypes.create_string_buffer(b"GPL")
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    attributes = Program(
+        type=_BPF_PROG_TYPE_KPROBE,
+        n_instructions=size // 8,
+        instructions=start.value,
+        license=ctypes.addressof(license_),
+        name=name.encode()[:15],
+        attach_type=UPROBE_MULTI,
+    )
+    try:
+        return call.bpf(call.PROG_LOAD, attributes)
+    except OSError as error:
+        attributes.log_level, attributes.log_bytes, attributes.log = 1, _LOG_BYTES, ctypes.addressof(log)
+        with contextlib.suppress(OSError):
+            os.close(call.bpf(call.PROG_LOAD, attributes))
+        reasons = log.value.decode(errors="replace").strip().splitlines()[-4:]
+        raise OSError(error.errno, f"{name}: {error.strerror}: {' / '.join(reasons)}") from None
 
 
 class BccBackend:
@@ -80,13 +109,12 @@ class BccBackend:
             os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
             try:
                 self._bpf = bcc.BPF(text=text, cflags=[*flags, "-Wno-macro-redefined"])
-                self._program_fds = {name: self._bpf.load_func(name, _BPF_PROG_TYPE_KPROBE).fd for name in programs}
+                self._program_fds = {name: _load(bcc, self._bpf, name) for name in programs}
             except Exception as error:
                 self.close()
                 raise NotAvailable(
                     f"bcc could not load {source.name} ({error})",
-                    "its output above says why; a kernel of 5.12 or later with CONFIG_BPF_SYSCALL and CONFIG_BPF_JIT "
-                    "is needed",
+                    "it says why; a kernel of 5.12 or later with CONFIG_BPF_SYSCALL and CONFIG_BPF_JIT is needed",
                 ) from error
             finally:
                 if before is None:
@@ -107,6 +135,8 @@ class BccBackend:
     def close(self) -> None:
         """Unload."""
         bpf, self._bpf = self._bpf, None
-        self._program_fds = {}
+        fds, self._program_fds = self._program_fds, {}
+        for fd in fds.values():
+            os.close(fd)
         if bpf is not None:
             bpf.cleanup()

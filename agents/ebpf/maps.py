@@ -1,26 +1,12 @@
-"""BPF maps by their file descriptors: the few commands of bpf(2) that a reader needs."""
+"""BPF maps by their file descriptors: read, write, delete, walk."""
 
 import ctypes
 import os
-import platform
 from collections.abc import Iterator
 
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}
-_LOOKUP, _UPDATE, _DELETE, _NEXT = 1, 2, 3, 4
+from agents.ebpf.bpf_call import MAP_DELETE, MAP_LOOKUP, MAP_NEXT, MAP_UPDATE, MapElement, bpf
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _Attributes(ctypes.Structure):
-    """union bpf_attr of linux/bpf.h, as the commands on elements read it."""
-
-    _fields_ = (
-        ("fd", ctypes.c_uint32),
-        ("padding", ctypes.c_uint32),
-        ("key", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),
-    )
+_Buffer = ctypes.Array[ctypes.c_char]
 
 
 class Map:
@@ -36,35 +22,34 @@ class Map:
     def get(self, key: bytes) -> bytes | None:
         """Return a value."""
         self._key.raw = key
-        return self._value.raw if self._call(_LOOKUP, self._key, self._value) else None
+        return self._value.raw if self._call(MAP_LOOKUP, self._key, self._value) else None
 
     def set(self, key: bytes, value: bytes) -> bool:
         """Write a value; False if the map is full."""
         self._key.raw, self._value.raw = key, value
-        return self._call(_UPDATE, self._key, self._value)
+        return self._call(MAP_UPDATE, self._key, self._value)
 
     def delete(self, key: bytes) -> None:
         """Delete a value that may be there."""
         self._key.raw = key
-        self._call(_DELETE, self._key, None)
+        self._call(MAP_DELETE, self._key, None)
 
     def __iter__(self) -> Iterator[bytes]:
         """Give all keys; one that is added or deleted meanwhile may be missed, or given twice."""
-        has_next = self._call(_NEXT, None, self._next)
+        has_next = self._call(MAP_NEXT, None, self._next)
         while has_next:
             key = self._next.raw
             yield key
             self._key.raw = key
-            has_next = self._call(_NEXT, self._key, self._next)
+            has_next = self._call(MAP_NEXT, self._key, self._next)
 
-    def _call(self, command: int, key: ctypes.Array[ctypes.c_char] | None, value: object) -> bool:
-        attributes = _Attributes(
-            fd=self._fd,
-            key=ctypes.addressof(key) if key is not None else 0,
-            value=ctypes.addressof(value) if isinstance(value, ctypes.Array) else 0,
-        )
-        arguments = ctypes.byref(attributes), ctypes.c_uint(ctypes.sizeof(attributes))
-        return bool(_libc.syscall(_SYS_BPF[platform.machine()], command, *arguments) == 0)
+    def _call(self, command: int, key: _Buffer | None, value: _Buffer | None) -> bool:
+        addresses = (0 if each is None else ctypes.addressof(each) for each in (key, value))
+        try:
+            bpf(command, MapElement(self._fd, 0, *addresses))
+        except OSError:
+            return False
+        return True
 
 
 def n_possible_cpus() -> int:

@@ -1,16 +1,24 @@
-"""Attaches loaded programs to functions in files, through perf events.
+"""Attaches loaded programs to functions in files.
 
-A perf event lives as long as its file descriptor, so that an agent that is killed leaves no probe behind. (The other
-way, through tracefs, would.) One event covers all processes that map the file, those that start later included.
+Probes belong to file descriptors, so that an agent that is killed leaves none behind. (The way through tracefs would.)
+They cover all processes that map the file, those that start later included. Since Linux 6.6 one link holds a program's
+probes at many places of a file, and ending it waits for the kernel once instead of once per probe; before, and for
+probes of a single process, there are perf events.
 """
 
 import ctypes
+import errno
 import os
 import platform
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agents.collector import NotAvailable
+from agents.ebpf.bpf_call import LINK_CREATE, UprobeLink, bpf
 
+UPROBE_MULTI = 48  # bpf_attach_type, which the programs are loaded for
+_RETURN = 1
 _SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _IOC_ENABLE = 0x2400
 _IOC_SET_BPF = 0x40042408
@@ -22,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _EventAttributes(ctypes.Structure):
-    """struct perf_event_attr of linux/perf_event.h, as far as a uprobe needs it (version 1 and later)."""
+    """struct perf_event_attr of linux/perf_event.h, as far as a uprobe needs it."""
 
     _fields_ = (
         ("type", ctypes.c_uint32),
@@ -42,22 +50,40 @@ class _EventAttributes(ctypes.Structure):
 class Prober:
     """Places probes; it knows how this kernel wants to be asked for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_links: bool = True) -> None:
         """Ask the kernel. Raises NotAvailable where it has no uprobes."""
+        self._has_links = has_links
         try:
             self._type = int(_TYPE.read_text())
             self._return_bit = int(_RETURN_BIT.read_text().removeprefix("config:"))
         except (OSError, ValueError) as error:
             raise NotAvailable(
                 f"this kernel has no uprobes ({_TYPE}: {error})",
-                "run a kernel with CONFIG_UPROBE_EVENTS and CONFIG_PERF_EVENTS (4.17 or later)",
+                "run a kernel with CONFIG_UPROBE_EVENTS and CONFIG_PERF_EVENTS",
             ) from None
 
-    def attach(self, program_fd: int, path: str, offset: int, *, is_return: bool, pid: int = -1) -> int:
-        """Run a program where the file's function at that offset begins, or returns; closing the result ends it.
+    def attach(self, program_fd: int, path: str, offsets: Sequence[int], *, is_return: bool) -> list[int]:
+        """Run a program where functions of a file begin, or return; closing what is returned ends it.
 
-        Raises OSError.
+        Raises OSError, and then there is no probe.
         """
+        if self._has_links:
+            try:
+                return [_link(program_fd, path, offsets, is_return=is_return)]
+            except OSError as error:
+                if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
+                    raise
+        fds: list[int] = []
+        try:
+            fds.extend(self.attach_event(program_fd, path, offset, is_return=is_return) for offset in offsets)
+        except OSError:
+            close_all(fds)
+            raise
+        self._has_links = False
+        return fds
+
+    def attach_event(self, program_fd: int, path: str, offset: int, *, is_return: bool, pid: int = -1) -> int:
+        """Do the same at one place by a perf event, of one process if that is wanted. Raises OSError."""
         name = ctypes.create_string_buffer(os.fsencode(path))
         attributes = _EventAttributes(
             type=self._type,
@@ -70,14 +96,36 @@ class Prober:
         call = _SYS_PERF_EVENT_OPEN[platform.machine()]
         fd = int(_libc.syscall(call, ctypes.byref(attributes), pid, cpu, -1, ctypes.c_ulong(_FD_CLOEXEC)))
         if fd < 0:
-            raise _error(path)
+            raise _error()
         if _libc.ioctl(fd, ctypes.c_ulong(_IOC_SET_BPF), program_fd) or _libc.ioctl(fd, ctypes.c_ulong(_IOC_ENABLE), 0):
-            error = _error(path)
+            error = _error()
             os.close(fd)
             raise error
         return fd
 
 
-def _error(path: str) -> OSError:
+def close_all(fds: Iterable[int]) -> None:
+    """End probes, waiting for the kernel for all of them at once."""
+    fds = list(fds)
+    if fds:
+        with ThreadPoolExecutor(len(fds)) as threads:
+            list(threads.map(os.close, fds))
+
+
+def _link(program_fd: int, path: str, offsets: Sequence[int], *, is_return: bool) -> int:
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    places = (ctypes.c_uint64 * len(offsets))(*offsets)
+    attributes = UprobeLink(
+        program_fd=program_fd,
+        attach_type=UPROBE_MULTI,
+        path=ctypes.addressof(name),
+        offsets=ctypes.addressof(places),
+        n=len(offsets),
+        uprobe_flags=_RETURN if is_return else 0,
+    )
+    return bpf(LINK_CREATE, attributes)
+
+
+def _error() -> OSError:
     number = ctypes.get_errno()
-    return OSError(number, os.strerror(number), path)
+    return OSError(number, os.strerror(number))

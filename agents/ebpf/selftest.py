@@ -44,7 +44,7 @@ def _ask(child: "subprocess.Popen[bytes]", prober: Prober, program_fd: int) -> b
     symbol = read_image(library, [FUNCTION]).symbols.get(FUNCTION) if library else None
     if symbol is None:
         return False
-    probe = prober.attach(program_fd, library, symbol.offset, is_return=True, pid=child.pid)
+    probe = prober.attach_event(program_fd, library, symbol.offset, is_return=True, pid=child.pid)
     try:
         child.stdin.write(b"go\n")
         child.stdin.close()

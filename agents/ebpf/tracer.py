@@ -1,8 +1,6 @@
 """Observes the calls of all processes to their NCCL and CUDA runtime libraries, from outside."""
 
-import os
 import platform
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from agents.ebpf.creations import Creations
 from agents.ebpf.functions import Function
 from agents.ebpf.kernel_state import KernelState
 from agents.ebpf.libraries import Identity, Library
-from agents.ebpf.probes import Prober
+from agents.ebpf.probes import Prober, close_all
 from agents.ebpf.records import RUN_DTYPE, SYNC_DTYPE, CommCreated, CommEnded, Records, Rows, What
 from agents.ebpf.symbols import NotALibrary, Symbol, read_image
 
@@ -93,29 +91,28 @@ class Tracer:
         """Observe a library in all processes that have it mapped, or ever will; return what of it cannot be seen."""
         if library.identity in self._probes:
             return []
+        wanted = self._wanted()
         try:
-            image = read_image(library.path, [function.symbol for function in self._wanted()])
+            image = read_image(library.path, [function.symbol for function in wanted])
         except NotALibrary as error:
             return self._limit(library, [Limit(library.name or library.path, str(error), "restart the process")])
-        probes: list[int] = []
-        limits: list[Limit] = []
-        for function in self._wanted():
-            symbol = image.symbols.get(function.symbol)
-            if symbol is not None:
-                limits += self._attach(library, function, symbol, probes)
+        limits = [limit for f in wanted if (limit := self._why_not(library, f, image.symbols.get(f.symbol)))]
         if not image.symbols:
             why = "it exports none of the functions that are observed"
-            limits.append(
-                Limit(library.name or library.path, why, "use a library that exports NCCL's public functions")
+            limits.append(Limit(library.name or library.path, why, "load a library that exports NCCL's functions"))
+        probes = self._probes[library.identity] = []
+        found = [f for f in wanted if f.symbol in image.symbols and self._is_wanted(f, image.symbols[f.symbol])]
+        # Returns first: an entry whose return is not seen would look like a call that takes long.
+        for program, is_return, group in _by_program(found, has_returns=self.has_return_probes):
+            limits += self._attach(
+                library, program, [image.symbols[f.symbol] for f in group], probes, is_return=is_return
             )
-        if probes:
-            self._probes[library.identity] = probes
         return self._limit(library, limits)
 
     def detach(self, library: Library) -> None:
         """Remove the probes of a library."""
         self._library_limits.pop(library.identity, None)
-        _close_all(self._probes.pop(library.identity, []))
+        close_all(self._probes.pop(library.identity, []))
 
     def poll(self) -> None:
         """Take what the kernel has recorded into memory."""
@@ -180,7 +177,7 @@ class Tracer:
 
     def close(self) -> None:
         """Remove all probes and programs; may be called twice, and without open()."""
-        _close_all(fd for probes in self._probes.values() for fd in probes)
+        close_all(fd for probes in self._probes.values() for fd in probes)
         self._probes = {}
         if self._state is not None:
             self.poll()
@@ -203,27 +200,35 @@ class Tracer:
         launches = functions.LAUNCHES if self._count_launches else ()
         return [*functions.NCCL, *bcast, *functions.SYNCS, *launches]
 
-    def _attach(self, library: Library, function: Function, symbol: Symbol, probes: list[int]) -> list[Limit]:
-        what = f"{function.symbol} of {library.name or library.path}"
-        if symbol.is_cheap is False and function.is_hot and not self._probe_dear:
-            if function is functions.BCAST:
-                return []
-            return [
-                Limit(
-                    what,
-                    f"a probe there would take some 10 us per call: the kernel cannot emulate its first instruction "
-                    f"({symbol.first[:4].hex(' ')})",
-                    "set probe_dear_functions if that is cheap enough for this job",
-                )
-            ]
+    def _is_wanted(self, function: Function, symbol: Symbol) -> bool:
+        return symbol.is_cheap is not False or not function.is_hot or self._probe_dear
+
+    def _why_not(self, library: Library, function: Function, symbol: Symbol | None) -> Limit | None:
+        if symbol is None or self._is_wanted(function, symbol) or function is functions.BCAST:
+            return None
+        return Limit(
+            f"{function.symbol} of {library.name or library.path}",
+            "a probe there would cost some 10 us per call, since the kernel cannot emulate its first instruction "
+            f"({symbol.first[:4].hex(' ')})",
+            "switch probe_dear_functions on if that is cheap enough for this job",
+        )
+
+    def _attach(
+        self, library: Library, program: str, symbols: list[Symbol], probes: list[int], *, is_return: bool
+    ) -> list[Limit]:
+        """Probe all places at once; where that fails, one by one, so that one bad place costs no other."""
         assert self._prober is not None
+        fd = self._backend.program_fd(program)
         try:
-            if function.leave is not None and self.has_return_probes:
-                fd = self._backend.program_fd(function.leave)
-                probes.append(self._prober.attach(fd, library.path, symbol.offset, is_return=True))
-            fd = self._backend.program_fd(function.entry)
-            probes.append(self._prober.attach(fd, library.path, symbol.offset, is_return=False))
+            probes += self._prober.attach(fd, library.path, [s.offset for s in symbols], is_return=is_return)
         except OSError as error:
+            if len(symbols) > 1:
+                return [
+                    limit
+                    for each in symbols
+                    for limit in self._attach(library, program, [each], probes, is_return=is_return)
+                ]
+            what = f"{symbols[0].name} of {library.name or library.path}"
             return [Limit(what, f"it cannot be probed: {error.strerror}", "see the kernel's log (dmesg)")]
         return []
 
@@ -270,9 +275,15 @@ def _require_capabilities() -> None:
         )
 
 
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+def _by_program(found: list[Function], *, has_returns: bool) -> list[tuple[str, bool, list[Function]]]:
+    """Return (program, is_return, functions), returns first."""
+    groups: dict[tuple[str, bool], list[Function]] = {}
+    for function in found if has_returns else ():
+        if function.leave is not None:
+            groups.setdefault((function.leave, True), []).append(function)
+    for function in found:
+        groups.setdefault((function.entry, False), []).append(function)
+    return [(program, is_return, group) for (program, is_return), group in groups.items()]
 
 
 def _syncs(rows: Rows) -> Rows:

@@ -98,6 +98,7 @@ class BccBackend:
     def __init__(self) -> None:
         self._bpf: Any = None
         self._program_fds: dict[str, int] = {}
+        self._own_fds: list[int] = []  # that bcc knows nothing of
 
     def load(self, source: Path, defines: Sequence[str], programs: Sequence[str]) -> None:
         """Compile and load. Raises NotAvailable."""
@@ -109,7 +110,9 @@ class BccBackend:
             os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
             try:
                 self._bpf = bcc.BPF(text=text, cflags=[*flags, "-Wno-macro-redefined"])
-                self._program_fds = {name: _load(bcc, self._bpf, name) for name in programs}
+                for name in programs:
+                    self._program_fds[name] = _load(bcc, self._bpf, name)
+                    self._own_fds.append(self._program_fds[name])
             except Exception as error:
                 self.close()
                 raise NotAvailable(
@@ -135,8 +138,8 @@ class BccBackend:
     def close(self) -> None:
         """Unload."""
         bpf, self._bpf = self._bpf, None
-        fds, self._program_fds = self._program_fds, {}
-        for fd in fds.values():
-            os.close(fd)
+        self._program_fds = {}
+        while self._own_fds:
+            os.close(self._own_fds.pop())
         if bpf is not None:
             bpf.cleanup()

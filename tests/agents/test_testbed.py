@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,7 +17,7 @@ import pytest
 
 from agents.nccl_hash import child_hash, unique_id_hash
 from schemas.table import AnyArray
-from tests.conftest import give_up
+from tests.conftest import REPOSITORY, give_up
 from tests.testbed import faults
 from tests.testbed.launch import RankFailed, Testbed, missing
 from tests.testbed.truth import FUNCTIONS, RankTruth, call_bytes
@@ -141,7 +143,7 @@ def test_asked_to_stop_all_ranks_end_after_the_same_iteration() -> None:
 # ---- Inspector
 
 
-@pytest.mark.parametrize("version", ["2.28", "4.0", "4.1", "4.2", "4.3"])
+@pytest.mark.parametrize("version", ["2.28", "4.0", "4.1", "4.2", "4.3", "4.4"])
 def test_inspector_files_have_the_shape_of_their_version(version: str) -> None:
     settings = {"STUB_INSPECTOR_VERSION": version, "NCCL_INSPECTOR_DUMP_VERBOSE": "1"}
     with Testbed(Workload(dp=2, pp=2, iterations=29, forward_ms=1, optimizer_ms=1), inspector=settings) as testbed:
@@ -154,7 +156,8 @@ def test_inspector_files_have_the_shape_of_their_version(version: str) -> None:
     collectives = [line for line in lines if "coll_perf" in line]
     peers = [line for line in lines if "p2p_perf" in line]
     assert bool(counts) == (version not in {"2.28", "4.0"})
-    assert {"header" in line for line in collectives} == {version != "4.3"}
+    assert {"header" in line for line in collectives} == {version not in {"4.3", "4.4"}}
+    assert {"coll_algo" in line["coll_perf"] for line in collectives} == {version in {"4.2", "4.3", "4.4"}}
     formats = {line["metadata"]["inspector_output_format_version"] for line in lines if "metadata" in line}
     assert formats == {"v4.0" if version == "2.28" else f"v{version}"}
     assert {line["header"]["id"] for line in lines if "header" in line} >= {dp}
@@ -285,6 +288,23 @@ def test_a_failing_test_leaves_no_process_namespace_group_or_file_behind() -> No
     assert processes_are_gone(testbed)
     assert not testbed.directory.exists()
     assert traces() == set()
+
+
+def test_ranks_end_when_the_test_that_started_them_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from tests.testbed.launch import Testbed; from tests.testbed.workload import Workload\n"
+        "with Testbed(Workload(dp=2), network=False) as testbed:\n"
+        "    testbed.wait_until(2); print(testbed.directory, *testbed.pids, flush=True); time.sleep(60)"
+    )
+    command, environment = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=environment) as test:
+        assert test.stdout
+        pids = [int(pid) for pid in test.stdout.readline().split()[1:]]
+        test.kill()
+    until_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
 
 
 def test_a_rank_that_dies_is_said_with_its_last_words_and_ends_the_others() -> None:

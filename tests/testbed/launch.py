@@ -10,11 +10,11 @@
         testbed.stop()                                    # all end after the same iteration
         truths = testbed.truth()                          # one RankTruth per rank: what it really did
 
-`testbed.pids[rank]` are the processes, `testbed.gpus[node]` the state that stub CUDA and stub NVML share,
-`testbed.inspector` the folder of NCCL Inspector's files (`inspector={...}` switches it on: see stub_nccl_inspector.c).
-Ranks are numbered over nodes of `gpus_per_node`; a node is a name, in the environment and as host name, and a state
-file: all processes are on this machine. Leaving the block ends the processes and removes namespaces and files, whatever
-happened. Needs root.
+`testbed.pids[rank]` are the processes; `testbed.gpus[node]` is the state that stub CUDA and stub NVML share, in which
+NVML is also told which process is on which GPU; `testbed.inspector` is the folder of NCCL Inspector's files, which
+`inspector={...}` switches on (see stub_nccl_inspector.c). Ranks are numbered over nodes of `gpus_per_node`; a node is a
+name, in the environment and as host name, and a state file: all processes are on this machine. Leaving the block ends
+the processes and removes namespaces and files, whatever happened. Needs root.
 """
 
 import hashlib
@@ -110,6 +110,8 @@ class Testbed:
             stack.callback(self.kill)
             for rank in range(self.world_size):
                 self.processes.append(self._start(rank))
+                gpu = rank % self.gpus_per_node
+                self.gpus[rank // self.gpus_per_node].put(gpu, pids=str(self.pids[rank]))
             self._stack = stack.pop_all()
         return self
 

@@ -79,6 +79,7 @@ class Rank:
         self.truth = TruthWriter(directory / f"rank{self.rank}.rows")
         self.communicators = Communicators(plan, self.rank)
         self.device = Device(plan, self.communicators, self.truth, int(os.environ["LOCAL_RANK"]))
+        self._parent = os.getppid()
         data = plan.data_file
         self.data = DataFile(data, plan.workload.read_bytes) if data and plan.workload.read_bytes else None
         self.markers = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if plan.workload.marker_socket else None
@@ -114,6 +115,8 @@ class Rank:
 
     def is_to_go_on(self, done: int) -> bool:
         """Whether there is another iteration after so many: the same answer on all ranks."""
+        if os.getppid() != self._parent:
+            raise RuntimeError("the test that started this rank is gone")
         workload = self.plan.workload
         if self.rank == 0 and not self.control.last:
             if self.control.is_asked_to_stop:

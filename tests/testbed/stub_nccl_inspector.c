@@ -5,7 +5,7 @@
  *   2.28  format v4.0; only the last completed collective of a communicator and dump, no names, no send and receive
  *   4.0   format v4.0 as of NCCL 2.30: everything that fits into a ring of 1024 per communicator (the default)
  *   4.1, 4.2  a line of counts before each communicator's records; 4.2 adds algorithm and protocol
- *   4.3   header and metadata only in the line of counts, none in the records that follow it
+ *   4.3, 4.4  header and metadata only in the line of counts, none in the records that follow it
  *
  * NCCL's own variables are honoured: NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS (-1, the default: only when a
  * communicator ends), NCCL_INSPECTOR_DUMP_VERBOSE, NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, NCCL_INSPECTOR_ENABLE_P2P,
@@ -124,7 +124,6 @@ static void write_counts(struct inspected *comm) {
             (unsigned long)(ring->dropped - ring->dropped_said));
     ring->dropped_said = ring->dropped;
   }
-  if (minor >= 3) fputs(",\"proxy_records\":0,\"proxy_dropped_total\":0,\"proxy_dropped_since_last_dump\":0", file);
   fputs("}}\n", file);
 }
 

@@ -1,18 +1,15 @@
 """Reads a whole map of the kernel in one call, into arrays."""
 
+import contextlib
 import ctypes
-import errno
-import os
-import platform
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}
-_LOOKUP_BATCH = 24
+from agents.ebpf.bpf_call import bpf
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_MAP_LOOKUP_BATCH = 24
 
 
 class _Attributes(ctypes.Structure):
@@ -48,10 +45,7 @@ class HashReader:
             count=len(self._keys),
             fd=self._fd,
         )
-        number = _SYS_BPF[platform.machine()]
-        if _libc.syscall(number, _LOOKUP_BATCH, ctypes.byref(attributes), ctypes.sizeof(attributes)) < 0:
-            error = ctypes.get_errno()
-            if error != errno.ENOENT:  # which says that this was all
-                raise OSError(error, os.strerror(error))
+        with contextlib.suppress(FileNotFoundError):  # which says that this was all
+            bpf(_MAP_LOOKUP_BATCH, attributes)
         n = attributes.count
         return self._keys[:n].copy(), self._rows[:n].copy()

@@ -7,11 +7,11 @@ import platform
 from pathlib import Path
 
 from agents.collector import NotAvailable
+from agents.ebpf.bpf_call import bpf
 from agents.kernel_types import TRACEFS
 
 RAW, RECORD = 17, 5  # BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACEPOINT
 
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}
 _SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _BPF_RAW_TRACEPOINT_OPEN = 17
 _PERF_TYPE_TRACEPOINT = 2
@@ -39,18 +39,10 @@ class _EventAttributes(ctypes.Structure):
     )
 
 
-def _checked(result: int) -> int:
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return result
-
-
 def attach_raw(program_fd: int, event: str) -> int:
     """Run a program of kind RAW wherever the kernel passes the tracepoint. Raises OSError."""
     attributes = _RawTracepoint(event.encode(), program_fd)
-    arguments = _BPF_RAW_TRACEPOINT_OPEN, ctypes.byref(attributes), ctypes.sizeof(attributes)
-    return _checked(_libc.syscall(_SYS_BPF[platform.machine()], *arguments))
+    return bpf(_BPF_RAW_TRACEPOINT_OPEN, attributes)
 
 
 def attach_record(program_fd: int, group: str, event: str, tracefs: Path = TRACEFS) -> int:
@@ -59,7 +51,10 @@ def attach_record(program_fd: int, group: str, event: str, tracefs: Path = TRACE
     attributes = _EventAttributes(type=_PERF_TYPE_TRACEPOINT, size=ctypes.sizeof(_EventAttributes), id=number, period=1)
     every_process, first_cpu, no_group = -1, 0, -1  # the program runs on all CPUs all the same
     arguments = ctypes.byref(attributes), every_process, first_cpu, no_group, _PERF_FLAG_FD_CLOEXEC
-    fd = _checked(_libc.syscall(_SYS_PERF_EVENT_OPEN[platform.machine()], *arguments))
+    fd: int = _libc.syscall(_SYS_PERF_EVENT_OPEN[platform.machine()], *arguments)
+    if fd < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
     try:
         fcntl.ioctl(fd, _IOC_SET_BPF, program_fd)
         fcntl.ioctl(fd, _IOC_ENABLE, 0)

@@ -20,6 +20,7 @@ from agents.nvml_library import (
     close_library,
     count_gpus,
     open_library,
+    unload_library,
     versions,
 )
 
@@ -127,7 +128,7 @@ class Session:
             count = count_gpus()
             logger.info("%s: %d GPUs", versions(), count)
         except NvmlFailure:
-            close_library()
+            self._close_library()
             raise
         readers = [self._reader(nvml_index) for nvml_index in range(count)]
         for reader in readers:
@@ -202,10 +203,15 @@ class Session:
             self.failure = NvmlFailure(UNKNOWN, text, "waiting to open NVML again")
         self._left = self.take()[-_LEFT_MAX:]
         self.readers = ()
+        self._close_library()
+        if self._outage is not None and self._outage.code == LIBRARY_MISMATCH:
+            unload_library()
+
+    def _close_library(self) -> None:
         try:
             close_library()
         except NvmlFailure as failure:
-            logger.warning("NVML could not be closed: %s", failure)
+            logger.debug("NVML could not be closed: %s", failure)
 
     def _fail(self, failure: NvmlFailure) -> None:
         self.failure = failure

@@ -1,9 +1,7 @@
 """NVML through pynvml's real ABI, against the stub library: each field, each failure, and what is said of it."""
 
-import math
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +9,11 @@ import numpy as np
 import pytest
 
 from agents.collector import CollectorError, NotAvailable
-from agents.nvml import NvmlCollector
-from agents.nvml_gpu import Pace
-from agents.nvml_library import unload_library
 from agents.nvml_session import place
 from schemas.events import GpuSamples, Sensor, ThrottleReason
-from schemas.table import column_specs
-from tests.agents.nvml_watch import FAST, Watched, own_copy, rows_of
-from tests.conftest import give_up
-from tests.testbed import nvml_stub
+from tests.agents.nvml_watch import FAST, N_GPUS, VALUES, Opener, is_lost, is_whole, missing, rows_of, stub, stubbed
 
-N_GPUS = 3
-VALUES = set(column_specs(GpuSamples)) - {"gpu", "time_ns", "is_lost", "xid"}
+PID = 4_000_037
 KEYS = {  # of the stub, and the columns that come from each
     "clock.sm": {"sm_clock_hz"},
     "clock_max.sm": {"sm_clock_max_hz"},
@@ -39,76 +30,26 @@ KEYS = {  # of the stub, and the columns that come from each
     "field45": {"nvlink_errors"},
     "field165.7": {"nvlinks_down"},
 }
-Opener = Callable[..., Watched]
-
-
-def missing(row: GpuSamples) -> set[str]:
-    """Columns of a row that have no value."""
-    absent = {name for name in VALUES if math.isnan(getattr(row, name)[0])}
-    return absent | ({"throttle_reasons", "throttle_known"} if not row.throttle_known[0] else set())
-
-
-def is_lost(row: GpuSamples) -> bool:
-    return bool(row.is_lost[0])
-
-
-def is_whole(row: GpuSamples) -> bool:
-    return not missing(row)
-
-
-@pytest.fixture(scope="session")
-def stub() -> Path:
-    try:
-        return nvml_stub.build()
-    except nvml_stub.StubMissing as error:
-        give_up(str(error))
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nvml_stub.StubState:
-    state = nvml_stub.StubState(tmp_path / "state", N_GPUS)
-    for name, value in state.environment.items():
-        monkeypatch.setenv(name, value)
-    return state
-
-
-@pytest.fixture
-def opened(stub: Path, state: nvml_stub.StubState, tmp_path: Path) -> Iterator[Opener]:
-    """Open a collector on a stub of its own; all calls return and all threads end with the test."""
-    collectors = []
-
-    def make(pace: Pace = FAST, library: Path = stub, *, is_open: bool = True) -> Watched:
-        folder = tmp_path / "gpus"
-        folder.mkdir(exist_ok=True)
-        collector = NvmlCollector(own_copy(library, tmp_path), pace=pace, driver_gpus=folder)
-        collectors.append(collector)
-        if is_open:
-            collector.open()
-        return Watched(collector, state)
-
-    yield make
-    for owner in ("*", *range(N_GPUS + 2)):
-        state.remove(owner, "hang")
-    for collector in collectors:
-        collector.close()
-    deadline_s = time.monotonic() + 10
-    while any(thread.name.startswith("nvml") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline_s, "a thread of NVML has not ended"
-        time.sleep(0.005)
-    unload_library()
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
+    with stubbed(tmp_path, monkeypatch) as opener:
+        yield opener
 
 
 # ---- fields
 
 
-def test_each_value_of_each_gpu_arrives_in_base_units(opened: Opener, state: nvml_stub.StubState) -> None:
-    state.put(
+def test_each_value_of_each_gpu_arrives_in_base_units(opened: Opener) -> None:
+    watched = opened(is_open=False)
+    watched.state.put(
         1, clock__sm=1373, clock_max__sm=1987, reasons=0x44, temperature=83, power=431_000, power_limit=697_000,
         utilization=89, pcie_generation=4, pcie_width=8, pcie_replays=13, ecc_uncorrected=3, remapped=5,
         remapped_uncorrected=2, field38=7, field45=11, field52=17, field59=19, field160=23, field165__3=0,
         field165__5=0,
     )  # fmt: skip
-    watched = opened()
+    watched.collector.open()
     row = watched.row(1)
     assert row.sm_clock_hz[0] == 1.373e9
     assert row.sm_clock_max_hz[0] == 1.987e9
@@ -221,7 +162,7 @@ def test_what_no_gpu_can_have_is_no_value(opened: Opener, key: str, value: int) 
 
 
 def test_an_older_driver_is_asked_in_its_own_way(opened: Opener) -> None:
-    watched = opened(library=nvml_stub.build(old=True), is_open=False)
+    watched = opened(library=stub(old=True), is_open=False)
     watched.state.remove("*", "remapped", "field91", *ALIKE["field165.7"])
     watched.state.put("*", retired0=3, retired1=4, reasons=0x8, pids=f"{PID}:997")
     watched.state.put(1, nvlink0__state=1, nvlink1__state=0, nvlink2__state=1)
@@ -269,7 +210,7 @@ def test_each_reading_is_told_once_and_under_its_own_time(opened: Opener) -> Non
     after_ns = time.time_ns()
     for gpu in range(N_GPUS):
         times = rows_of(table, gpu).time_ns
-        assert np.all(np.diff(times) >= FAST.sample_s * 1e9 * 0.5)
+        assert np.all(np.diff(times) > 0)
         assert before_ns - 5_000_000 <= times.min() <= times.max() <= after_ns + 5_000_000
 
 
@@ -432,9 +373,6 @@ def test_a_gpu_without_events_is_sampled_all_the_same(opened: Opener) -> None:
 
 
 # ---- which GPU, and whose
-
-
-PID = 4_000_037
 
 
 def test_processes_are_told_by_pid_with_index_and_uuid(opened: Opener) -> None:

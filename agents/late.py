@@ -1,10 +1,10 @@
 """Communicators that were made before the agent looked: found again in what others say, or called by a name of our own.
 
-NCCL Inspector's files tell a process's communicators by hash, with size and rank, and the operations and sizes that each
-carried; the kernel tells the same operations and sizes by pointer. Where one hash and one pointer fit each other and
-nothing else, they are one communicator. Where two fit, as when data- and tensor-parallel groups carry equal messages,
-nothing is concluded. A pointer without a hash gets a number that no other pointer has, so that its iterations are seen;
-its members stay unknown.
+NCCL Inspector's files tell a process's communicators by hash, with size and rank, and the operations and sizes that
+each carried; the kernel tells the same operations and sizes by pointer. Where one hash and one pointer fit each other
+and nothing else, they are one communicator. Where two fit, as when data- and tensor-parallel groups carry equal
+messages, nothing is concluded. A pointer without a hash gets a number that no other pointer has, so that its iterations
+are seen; its members stay unknown.
 """
 
 import hashlib

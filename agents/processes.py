@@ -215,6 +215,12 @@ def read_key(pid: int) -> ProcessKey | None:
     return None if stat is None else ProcessKey(pid, stat.start_ticks)
 
 
+def read_parent(pid: int) -> int | None:
+    """Return a process's parent now; None if there is no such process."""
+    stat = _read_stat(pid)
+    return None if stat is None else stat.parent
+
+
 def _list_processes() -> dict[int, int]:
     with os.scandir("/proc") as entries:
         return {int(entry.name): entry.inode() for entry in entries if entry.name.isdecimal()}

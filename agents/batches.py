@@ -34,6 +34,7 @@ class Assembler:
         self._flush_interval_ns = flush_interval_ns
         self._agent_version = version("failslow")
         self._jobs: dict[tuple[str, str], _Job] = {}
+        self.linger_flushes = LINGER_FLUSHES
 
     def assemble(
         self,
@@ -91,9 +92,7 @@ class Assembler:
         return batches
 
 
-def _tables_of(
-    places: IntArray, ranks: Sequence[RankProcess], observations: Sequence[Observations]
-) -> dict[str, Any]:
+def _tables_of(places: IntArray, ranks: Sequence[RankProcess], observations: Sequence[Observations]) -> dict[str, Any]:
     """Return the rows of some places, with the ranks themselves in place of places."""
     rank_of = np.array([r.rank for r in ranks], np.uint32)
     tables: dict[str, Any] = {}

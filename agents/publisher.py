@@ -49,6 +49,11 @@ class Publisher:
             }
         )
 
+    @property
+    def n_waiting(self) -> int:
+        """How many batches have not been acknowledged yet."""
+        return len(self._waiting) + len(self._producer)
+
     def publish(self, batch: EventBatch) -> None:
         """Hand over one batch; returns at once."""
         key, value = events_key(batch.job_id, batch.node), encode_events(batch)

@@ -53,6 +53,10 @@ class Source:
             self._next_try_s = now_s + self._retry_s
             self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
             return
+        except Exception:
+            logger.exception("%s could not be opened", self.name)
+            self._next_try_s = now_s + RETRY_S_MAX
+            return
         self.is_open = True
         self.unavailable = None
         self._retry_s = RETRY_S_MIN

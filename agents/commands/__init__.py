@@ -1,0 +1,1 @@
+"""Subcommands of `failslow-agent`, one module each."""

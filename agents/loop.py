@@ -1,0 +1,197 @@
+"""What an agent does all day: looks for rank processes, reads its sources, and publishes one batch per job and flush.
+
+This is the only place that decides when something is read. There are three paces: every POLL_S the kernel's ring is
+emptied, every SCAN_S new processes are looked for, and every flush interval all sources are read and batches are cut.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agents.batches import Assembler
+from agents.clock import Clock, clock_error_ns
+from agents.collector import Limit, ProcessKey, RankProcess
+from agents.ebpf.libraries import Library
+from agents.job_identity import Discovery
+from agents.nccl import NcclCollector
+from agents.nvml import NvmlCollector
+from agents.processes import Candidate, Processes
+from agents.publisher import Publisher
+from agents.rank_gpu import Gpu
+from agents.source import Source
+from schemas.events import Sensor
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+SCAN_S = 0.5
+SILENT_BROKER_S = 10.0
+_LIMITS_SAID_MAX = 256
+_GPUS_EVERY = 5  # flushes between two looks at which process uses which GPU
+
+
+@dataclass(slots=True)
+class Loop:
+    """One agent at work."""
+
+    sources: Sequence[Source]
+    processes: Processes
+    discovery: Discovery
+    assembler: Assembler
+    publisher: Publisher
+    clock: Clock
+    flush_interval_s: float
+    nccl: NcclCollector | None = None
+    nvml: NvmlCollector | None = None
+    libraries: Sequence[Library] = ()  # to be observed before any process uses them
+    is_verbose: bool = False
+    candidates: list[Candidate] = field(default_factory=list)
+    _ranks: list[RankProcess] = field(default_factory=list)
+    _ending: dict[ProcessKey, tuple[RankProcess, int]] = field(default_factory=dict)  # flushes that are left
+    _attached: set[object] = field(default_factory=set)
+    _gpus_by_pid: dict[int, list[Gpu]] = field(default_factory=dict)
+    _n_flushes: int = 0
+    _said: set[str] = field(default_factory=set)
+    _delivered: tuple[int, float] = (0, 0.0)
+    _is_broker_silent: bool = False
+
+    def run(self, stopped: threading.Event) -> None:
+        """Go on until told to stop; what was seen until then is published."""
+        self._open()
+        now_s = time.monotonic()
+        next_scan_s, next_flush_s = now_s, now_s + self.flush_interval_s
+        self._delivered = (0, now_s)
+        while not stopped.is_set():
+            now_s = time.monotonic()
+            if now_s >= next_scan_s:
+                self.scan()
+                next_scan_s = now_s + SCAN_S
+            if self.nccl is not None:
+                self.nccl.poll()
+            if now_s >= next_flush_s:
+                self._open()
+                self.flush()
+                next_flush_s += self.flush_interval_s
+                if next_flush_s < now_s:  # the machine slept, or we were stopped
+                    next_flush_s = now_s + self.flush_interval_s
+            self.publisher.poll(0)
+            stopped.wait(max(0.0, min(POLL_S, next_scan_s - time.monotonic(), next_flush_s - time.monotonic())))
+        self.flush()
+        self.close()
+
+    def close(self) -> None:
+        """Close all sources."""
+        for source in self.sources:
+            source.close()
+
+    def scan(self) -> None:
+        """Look for processes that may be ranks, and observe the libraries that they use."""
+        self.candidates = self.processes.scan(time.monotonic_ns())
+        if self.nccl is None:
+            return
+        for library in (*self.libraries, *(lib for c in self.candidates for lib in c.libraries)):
+            if library.identity not in self._attached:
+                self._attached.add(library.identity)
+                self.nccl.attach(library)
+                logger.info("%s is observed", library.name or library.path)
+
+    def flush(self) -> None:
+        """Read all sources and publish what they saw."""
+        if self.clock.check():
+            logger.warning("the node's clock was set: times before and after do not compare")
+        if self.nccl is not None:
+            self.nccl.absorb()
+        alive = self._look_up()
+        ranks = [*alive, *(rank for rank, _ in self._ending.values())]
+        observations = []
+        for source in self.sources:
+            observations.append(source.collect(ranks))
+            if self.nccl is not None and source.name == "inspector":
+                self.nccl.learn(ranks, observations[-1])
+        sensors = Sensor(0)
+        for source in self.sources:
+            sensors |= source.sensors
+        batches = self.assembler.assemble(
+            ranks,
+            alive,
+            observations,
+            sensors=sensors,
+            flush_ns=self.clock.now_ns(),
+            clock_error_ns=clock_error_ns(),
+        )
+        for batch in batches:
+            self.publisher.publish(batch)
+        self._forget_ended()
+        self._say_limits()
+        self._watch_broker()
+        self._n_flushes += 1
+
+    def _open(self) -> None:
+        now_s = time.monotonic()
+        for source in self.sources:
+            source.try_open(now_s)
+
+    def _look_up(self) -> list[RankProcess]:
+        """Return the ranks that run now; those that have ended since are read to their end."""
+        if self.nvml is not None and self._n_flushes % _GPUS_EVERY == 0:
+            self.discovery.gpus = [Gpu(gpu.index, gpu.uuid) for gpu in self.nvml.gpus()]
+            self._gpus_by_pid = {pid: [Gpu(*gpu)] for pid, gpu in self.nvml.gpu_by_pid().items()}
+        alive = self.discovery.update(self.candidates, self._gpus_by_pid, time.monotonic_ns())
+        keys = {rank.key for rank in alive}
+        for rank in self._ranks:
+            if rank.key not in keys:
+                self._ending[rank.key] = (rank, self.assembler.linger_flushes)
+        for rank in alive:
+            if all(rank.key != known.key for known in self._ranks):
+                logger.info(
+                    "rank %d of %d of job %s (%s) is process %d",
+                    rank.rank, rank.world_size, rank.job_id, rank.incarnation, rank.key.pid,
+                )  # fmt: skip
+        self._ranks = alive
+        return alive
+
+    def _forget_ended(self) -> None:
+        for key, (rank, left) in list(self._ending.items()):
+            if left > 0:
+                self._ending[key] = (rank, left - 1)
+                continue
+            del self._ending[key]
+            logger.info("rank %d of job %s has ended", rank.rank, rank.job_id)
+            if self.nccl is not None:
+                self.nccl.forget(key)
+        for key in self.processes.take_ended():
+            if key not in self._ending and self.nccl is not None:
+                self.nccl.forget(key)
+
+    def _say_limits(self) -> None:
+        """Say what cannot be seen, once, when it becomes known."""
+        for limit in self.limits():
+            text = f"{limit.what} cannot be seen: {limit.why}: {limit.remedy}"
+            if text not in self._said and len(self._said) < _LIMITS_SAID_MAX:
+                self._said.add(text)
+                logger.log(logging.WARNING if self.is_verbose else logging.INFO, "%s", text)
+
+    def limits(self) -> list[Limit]:
+        """Return what cannot be seen of this node and its jobs."""
+        found = [*self.processes.limits(), *self.discovery.limits()]
+        for source in self.sources:
+            if source.is_open:
+                found += source.collector.limits()
+        return found
+
+    def _watch_broker(self) -> None:
+        now_s = time.monotonic()
+        if self.publisher.n_delivered != self._delivered[0] or not self.publisher.n_waiting:
+            if self._is_broker_silent:
+                logger.info("the broker takes batches again")
+            self._is_broker_silent = False
+            self._delivered = (self.publisher.n_delivered, now_s)
+        elif not self._is_broker_silent and now_s - self._delivered[1] > SILENT_BROKER_S:
+            self._is_broker_silent = True
+            logger.warning(
+                "%d batches wait for a broker that does not answer: is the address in [agent] bootstrap right, and the "
+                "broker running? They are kept up to buffer_bytes_max",
+                self.publisher.n_waiting,
+            )

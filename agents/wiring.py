@@ -1,0 +1,111 @@
+"""The composition root of a node's agent: from settings to a loop with all its sources."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from agents.batches import Assembler
+from agents.clock import Clock
+from agents.collector import Collector
+from agents.communicators import Registry
+from agents.config import AgentConfig
+from agents.ebpf.libraries import Identity, Library, LibraryFinder
+from agents.ebpf.symbols import NotALibrary, read_image
+from agents.ebpf.tracer import Tracer
+from agents.host import HostCollector
+from agents.infiniband import Infiniband
+from agents.job_identity import Discovery
+from agents.late import Late
+from agents.loop import Loop
+from agents.markers import MarkerCollector
+from agents.nccl import NcclCollector
+from agents.nccl_inspector import InspectorCollector
+from agents.nvml import NvmlCollector
+from agents.placing import CallTimes
+from agents.processes import Processes
+from agents.publisher import Publisher
+from agents.source import Source
+from agents.tcp_peers import TcpPeers
+
+logger = logging.getLogger(__name__)
+
+
+def build(config: AgentConfig, publisher: Publisher) -> Loop:
+    """Return an agent's loop; nothing is opened yet."""
+    node = config.node or socket.gethostname()
+    clock = Clock()
+    state = _state_folder(config)
+    registry = Registry(None if state is None else state / "communicators.json")
+    processes = Processes(config.identity.names, find=LibraryFinder().find)
+    call_times = CallTimes()
+    late = Late(registry)
+    tracer = Tracer(
+        aggregate=not config.nccl.raw_calls,
+        count_launches=config.nccl.count_launches,
+        ring_bytes=config.nccl.ring_bytes,
+        probe_dear=config.nccl.probe_dear_functions,
+    )
+    nccl = NcclCollector(tracer, registry, clock, call_times=call_times, late=late, key_of=processes.key_of)
+    nvml = NvmlCollector(config.nvml_library or None, clock=clock)
+    collectors: Mapping[str, Callable[[], Collector]] = {
+        "nccl": lambda: nccl,
+        "host": lambda: HostCollector(clock=clock),
+        "nvml": lambda: nvml,
+        "inspector": lambda: InspectorCollector(
+            call_times, clock, state_file=None if state is None else state / "inspector.json"
+        ),
+        "tcp": lambda: TcpPeers(clock=clock),
+        "infiniband": lambda: Infiniband(clock=clock, root=Path(config.infiniband_root)),
+        "markers": lambda: MarkerCollector(config.markers),
+    }
+    is_on = {name: name not in config.off for name in collectors}
+    return Loop(
+        sources=[Source(make()) for name, make in collectors.items() if is_on[name]],
+        processes=processes,
+        discovery=Discovery(config.identity, registry, node, observes_calls=is_on["nccl"]),
+        assembler=Assembler(
+            node, agent_start_ns=time.time_ns(), flush_interval_ns=round(config.flush_interval_s * 1e9)
+        ),
+        publisher=publisher,
+        clock=clock,
+        flush_interval_s=config.flush_interval_s,
+        nccl=nccl if is_on["nccl"] else None,
+        nvml=nvml if is_on["nvml"] else None,
+        libraries=_libraries(config),
+    )
+
+
+def _libraries(config: AgentConfig) -> list[Library]:
+    """Return the libraries to observe before any process uses them."""
+    found = []
+    for path in config.nccl.libraries:
+        try:
+            stat = os.stat(path)
+            image = read_image(path, ("ncclAllReduce", "cudaStreamSynchronize"))
+        except (OSError, NotALibrary) as error:
+            logger.warning("[agent.nccl] libraries: %s cannot be observed: %s", path, error)
+            continue
+        identity = Identity(stat.st_ino, stat.st_size, stat.st_mtime_ns, image.build_id)
+        kind = "nccl" if "ncclAllReduce" in image.symbols else "cudart"
+        found.append(Library(path, identity, kind, name=path))
+    return found
+
+
+def _state_folder(config: AgentConfig) -> Path | None:
+    """Return the folder for what has to survive a restart, made if need be; None where it cannot be."""
+    path = config.state_path
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "permission denied")
+    except OSError as error:
+        logger.warning(
+            "%s cannot be written (%s): an agent that is restarted will not know the communicators of running jobs; "
+            "set [agent] state_dir to a folder that can be",
+            path, error.strerror,
+        )  # fmt: skip
+        return None
+    return path

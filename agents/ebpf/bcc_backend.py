@@ -30,6 +30,7 @@ _MAP_CALL = re.compile(r"\b(LOOKUP|UPDATE|DELETE|OUTPUT)\((\w+), ")
 _BCC_NAMES = {"LOOKUP": "lookup", "UPDATE": "update", "DELETE": "delete", "OUTPUT": "ringbuf_output"}
 _BPF_PROG_TYPE_KPROBE = 2  # uprobes are of this type too
 _LOG_BYTES = 1 << 24
+_MESSAGE_MAX = 500
 _compiling = threading.Lock()  # the headers' place goes through the environment, which all threads share
 
 
@@ -109,14 +110,14 @@ class BccBackend:
             before = os.environ.get("BCC_KERNEL_SOURCE")
             os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
             try:
-                self._bpf = bcc.BPF(text=text, cflags=[*flags, "-Wno-macro-redefined"])
+                self._bpf = bcc.BPF(text=text.encode(), cflags=[*flags, "-Wno-macro-redefined"])
                 for name in programs:
                     self._program_fds[name] = _load(bcc, self._bpf, name)
                     self._own_fds.append(self._program_fds[name])
             except Exception as error:
                 self.close()
                 raise NotAvailable(
-                    f"bcc could not load {source.name} ({error})",
+                    f"bcc could not load {source.name} ({str(error)[-_MESSAGE_MAX:]})",
                     "it says why; a kernel of 5.12 or later with CONFIG_BPF_SYSCALL and CONFIG_BPF_JIT is needed",
                 ) from error
             finally:

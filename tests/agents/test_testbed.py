@@ -89,6 +89,11 @@ def test_members_of_a_communicator_agree_on_it_and_on_what_they_call(trained: li
         assert {(size, called) for _, size, called in found} == {(len(found), found[0][2])}
 
 
+def test_a_rank_has_the_place_in_each_communicator_that_its_number_gives_it(trained: list[RankTruth]) -> None:
+    places = [[truth.communicator(axis).rank for axis in ("pp", "dp", "tp", "world")] for truth in trained]
+    assert places == [[rank >> 2, rank >> 1 & 1, rank & 1, rank] for rank in range(8)]
+
+
 def test_hashes_follow_from_what_the_functions_were_told(trained: list[RankTruth]) -> None:
     for truth in trained:
         world = truth.communicator("world")

@@ -7,6 +7,7 @@ otherwise would be an iteration as long as several. So a line counts when the on
 import contextlib
 import os
 import re
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,26 +37,19 @@ class LogFollower:
     _was_there: bool = False
     _previous: tuple[int, int] | None = None  # number and time of the last line
     _is_counting: bool = False
+    _is_closed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _ends: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=ENDS_MAX))
 
     def look(self, now_ns: int) -> None:
         """Read what was written. now_ns: since the epoch, the arrival of the lines that are new."""
-        try:
-            found = os.stat(self.path)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
-            self._was_there |= isinstance(error, FileNotFoundError)  # what comes to be later is read from its begin
-            return
-        try:
-            if self._handle < 0 or found.st_ino != self._inode:
-                self._read(now_ns)  # the rest of the file that was there before
-                self._open()
-            elif found.st_size < self._offset:
-                self._offset, self._rest = 0, b""
-            self._read(now_ns)
-            self.problem = ""
-        except OSError as error:
-            self.problem = error.strerror or str(error)
+        with self._lock:
+            if not self._is_closed:
+                try:
+                    self._look(now_ns)
+                    self.problem = ""
+                except OSError as error:
+                    self.problem = error.strerror or str(error)
 
     def take(self) -> list[tuple[int, int]]:
         """Return number and end, since the epoch in nanoseconds, of the iterations that ended since the last time."""
@@ -66,13 +60,31 @@ class LogFollower:
         return taken
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file for good."""
+        with self._lock:
+            self._is_closed = True
+            self._release()
+
+    def _look(self, now_ns: int) -> None:
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            self._was_there = True  # what comes to be later is read from its begin
+            raise
+        if self._handle < 0 or found.st_ino != self._inode:
+            self._read(now_ns)  # the rest of the file that was there before
+            self._open()
+        elif found.st_size < self._offset:
+            self._offset, self._rest = 0, b""
+        self._read(now_ns)
+
+    def _release(self) -> None:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
     def _open(self) -> None:
-        self.close()
+        self._release()
         self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         now = os.fstat(self._handle)
         self._inode, self._rest = now.st_ino, b""

@@ -11,6 +11,7 @@ Any process can say it in one line, without importing anything of ours, on a Uni
 Or nothing is changed at all, and the agent reads the log (marker_log.py). marker_text.py says what a line may be.
 """
 
+import os
 import re
 import select
 import threading
@@ -32,7 +33,6 @@ HELD_NS = 180_000_000_000  # for a sender to become known as a rank
 HELD_MAX = 4096
 LINES_MAX = 16  # of one message
 LOOK_S = 0.02  # between two looks at logs
-IDLE_S = 1.0
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +93,9 @@ class MarkerCollector:
         self._said: dict[ProcessKey, _Pauses] = {}
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
+        self._wake = -1  # eventfd that ends the thread's wait
         self._n_dropped = 0
+        self._trouble: Limit | None = None
 
     @property
     def sensors(self) -> Sensor:
@@ -104,9 +106,16 @@ class MarkerCollector:
         """Listen. Raises NotAvailable."""
         if self._socket is None and not self._config.logs:
             raise NotAvailable("markers are switched off", "set socket or logs in [agent.markers]")
+        self._trouble = None
         if self._socket is not None:
-            self._socket.open()
+            try:
+                self._socket.open()
+            except NotAvailable as error:
+                if not self._config.logs:
+                    raise
+                self._trouble = Limit(what="the marker socket", why=error.reason, remedy=error.remedy)
         self._stopped.clear()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._listen, name="markers", daemon=True)
         self._thread.start()
 
@@ -134,7 +143,9 @@ class MarkerCollector:
         """Stop listening, and remove the socket."""
         self._stopped.set()
         if self._thread is not None:
+            os.eventfd_write(self._wake, 1)
             self._thread.join()
+            os.close(self._wake)
             self._thread = None
         if self._socket is not None:
             self._socket.close()
@@ -145,15 +156,13 @@ class MarkerCollector:
     def _listen(self) -> None:
         """Take messages and lines as they come; however many come, the agent does not spend a core on them."""
         waiting = select.poll()
-        if self._socket is not None:
+        waiting.register(self._wake, select.POLLIN)
+        if self._socket is not None and self._socket.fileno() >= 0:
             waiting.register(self._socket.fileno(), select.POLLIN)
         share = max(1, round(MESSAGES_PER_S_MAX * LOOK_S))
+        pause_ms = LOOK_S * 1000 if self._config.logs else None
         while not self._stopped.is_set():
-            if self._socket is not None:
-                pause_s = LOOK_S if self._config.logs else IDLE_S
-                if waiting.poll(pause_s * 1000) and self._socket.receive(share) >= share:
-                    self._stopped.wait(LOOK_S)
-            else:
+            if waiting.poll(pause_ms) and self._socket is not None and self._socket.receive(share) >= share:
                 self._stopped.wait(LOOK_S)
             for log in list(self._logs.values()):
                 log.look(time.time_ns())
@@ -226,7 +235,7 @@ class MarkerCollector:
                         yield _Row(place, MarkerKind.ITERATION_END, iteration, time_ns, 0)
 
     def _socket_limits(self) -> list[Limit]:
-        limits = []
+        limits = [] if self._trouble is None else [self._trouble]
         for n, what, why in (
             (self.n_not_understood, "lines on the marker socket", "they say nothing that a marker can say"),
             (self.n_unplaced, "messages on the marker socket", "their senders are no rank processes of this node"),

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from detectors.robust import wide_scale
 from schemas.table import BoolArray, FloatArray, IntArray
 
 WARM_UP = 10  # iterations left out at the start, as the judge does
@@ -95,6 +96,12 @@ def relative(times_s: FloatArray) -> FloatArray:
     return times_s / np.median(times_s[:REFERENCE]) if len(times_s) else times_s
 
 
+def standardised(logs: FloatArray) -> FloatArray:
+    """Return the values (m,) in spreads of their first REFERENCE from the median of those."""
+    reference = logs[:REFERENCE]
+    return (logs - np.median(reference)) / max(float(wide_scale(reference)), 1e-3) if len(logs) else logs
+
+
 def has_risen(values: FloatArray, at: int, change: int | None = None) -> bool:
     """Whether values[change..at] lie above those just before; without a change, whether the latest few do."""
     split = max(at + 1 - _RECENT, 1) if change is None else max(change, 1)
@@ -104,7 +111,7 @@ def has_risen(values: FloatArray, at: int, change: int | None = None) -> bool:
 
 def per_rank(values: FloatArray | None, wanted: Input, name: str) -> FloatArray:
     """Return values (n, world_size); raise Unseen, naming the baseline, where they were not observed."""
-    if values is None or not np.isfinite(values).any():
+    if values is None or (len(values) and not np.isfinite(values).any()):
         raise Unseen(f"{name} needs the {wanted.value}, which this recording lacks")
     return values
 

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.quality.baselines.baseline import REFERENCE, Detection, Input, Observed, has_risen, known
+from benchmarks.quality.baselines.baseline import REFERENCE, Detection, Input, Observed, has_risen, known, standardised
 from benchmarks.quality.baselines.packages import load
-from detectors.robust import wide_scale
 from schemas.table import FloatArray
 
 
@@ -82,12 +81,6 @@ class BocdPackage:
         student = _corrected(package) if self.is_corrected else package.StudentT
         hazard = package.ConstantHazard(self.hazard_iterations)
         return package.BayesianOnlineChangePointDetection(hazard, student(mu=0, kappa=1, alpha=1, beta=1))
-
-
-def standardised(logs: FloatArray) -> FloatArray:
-    """Return the values (m,) in spreads of their first REFERENCE from the median of those."""
-    reference = logs[:REFERENCE]
-    return (logs - np.median(reference)) / max(float(wide_scale(reference)), 1e-3) if len(logs) else logs
 
 
 def _corrected(package: ModuleType) -> type[Any]:

@@ -1,11 +1,12 @@
 """The naive reading of collectives: the rank that spends most time in them is slow.
 
-Source: folk rule, here as a communication group is called suspicious by Greyhound (T. Wu et al., USENIX ATC 2025): more
-than 1.1 times the median, over a window. Greyhound compares groups among each other and then tests their hardware; told
+Source: folk rule, with the limit by which Greyhound suspects a communication group (Wu et al., USENIX ATC 2025): more
+than 1.1 times the median, in a window. Greyhound compares groups among each other and then tests their hardware; told
 of ranks, and believed without a test, it is the mistake that this baseline is here to show.
 
-Cannot see: that in a synchronous job the one who comes last waits least. It leaves the culprit out and accuses whichever
-victim waits longest, or nobody where all victims wait alike; the reverse reading (the shortest collective is the late comer) is that of Aegis (NSDI 2025).
+Cannot see: that in a synchronous job the one who comes last waits least. It leaves the culprit out and accuses the
+victim that waits longest, or nobody where all victims wait alike; the reverse reading (the shortest collective is the
+late comer) is that of Aegis (NSDI 2025).
 """
 
 import numpy as np

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from agents.collector import Observations, RankProcess
-from schemas.events import Communicators, EventBatch, Sensor
+from schemas.events import CallSource, Communicators, EventBatch, Sensor
 from schemas.table import AnyArray, IntArray
 
 _BY_RANK = ("calls", "communicators", "spans", "syncs", "host_samples", "markers", "peer_samples")
+_PER_JOB = Sensor.GPU | Sensor.MARKER
+_NOTHING = Sensor(0)
 LINGER_FLUSHES = 3  # after the end of a job's last process here: its files are read to their end
 
 
@@ -22,7 +24,16 @@ class _Job:
     world_size: int
     seq: int = 0
     silent: int = 0  # flushes without a process
+    seen: Sensor = _NOTHING  # of _PER_JOB
     ranks: dict[int, RankProcess] = field(default_factory=dict)
+
+    def claimed(self, sensors: Sensor, tables: dict[str, Any]) -> Sensor:
+        """Return what is observed of this very job: its processes may do without what others have switched on."""
+        if "calls" in tables and (tables["calls"].source == int(CallSource.GPU)).any():
+            self.seen |= Sensor.GPU
+        if "markers" in tables:
+            self.seen |= Sensor.MARKER
+        return sensors & (~_PER_JOB | self.seen)
 
 
 class Assembler:
@@ -78,7 +89,7 @@ class Assembler:
                     flush_ns=flush_ns,
                     flush_interval_ns=self._flush_interval_ns,
                     world_size=job.world_size,
-                    sensors=sensors,
+                    sensors=job.claimed(sensors, tables),
                     lost_events=lost,  # whose they were is not known: all jobs of the node are told
                     clock_error_ns=clock_error_ns,
                     is_last=is_last,

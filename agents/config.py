@@ -41,7 +41,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     state_dir: str = ""  # empty: failslow below $STATE_DIRECTORY, /var/lib (root) or $XDG_STATE_HOME
     off: tuple[str, ...] = ()  # sources that are not read, of SOURCES
     nvml_library: str = ""  # where the system's loader does not find libnvidia-ml.so.1
-    infiniband_root: str = "/sys/class/infiniband"
+    sysfs: str = "/sys"  # where the counters of RDMA ports are found
     nccl: NcclConfig = NcclConfig()
     identity: IdentityConfig = IdentityConfig()
     markers: MarkerConfig = MarkerConfig()

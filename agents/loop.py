@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from agents.batches import Assembler
 from agents.clock import Clock, clock_error_ns
@@ -18,10 +19,9 @@ from agents.job_identity import Discovery
 from agents.nccl import NcclCollector
 from agents.nvml import NvmlCollector
 from agents.processes import Candidate, Processes
-from agents.publisher import Publisher
 from agents.rank_gpu import Gpu
 from agents.source import Source
-from schemas.events import Sensor
+from schemas.events import EventBatch, Sensor
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,24 @@ _LIMITS_SAID_MAX = 256
 _GPUS_EVERY = 5  # flushes between two looks at which process uses which GPU
 
 
+class Outlet(Protocol):
+    """Where batches go."""
+
+    @property
+    def n_delivered(self) -> int:
+        """How many have been acknowledged."""
+
+    @property
+    def n_waiting(self) -> int:
+        """How many have not been yet."""
+
+    def publish(self, batch: EventBatch) -> None:
+        """Hand over one batch; returns at once."""
+
+    def poll(self, timeout_s: float) -> None:
+        """Send what waits."""
+
+
 @dataclass(slots=True)
 class Loop:
     """One agent at work."""
@@ -40,7 +58,7 @@ class Loop:
     processes: Processes
     discovery: Discovery
     assembler: Assembler
-    publisher: Publisher
+    publisher: Outlet
     clock: Clock
     flush_interval_s: float
     nccl: NcclCollector | None = None
@@ -48,7 +66,7 @@ class Loop:
     libraries: Sequence[Library] = ()  # to be observed before any process uses them
     is_verbose: bool = False
     candidates: list[Candidate] = field(default_factory=list)
-    _ranks: list[RankProcess] = field(default_factory=list)
+    ranks: list[RankProcess] = field(default_factory=list)  # that run now
     _ending: dict[ProcessKey, tuple[RankProcess, int]] = field(default_factory=dict)  # flushes that are left
     _attached: set[object] = field(default_factory=set)
     _gpus_by_pid: dict[int, list[Gpu]] = field(default_factory=dict)
@@ -59,7 +77,7 @@ class Loop:
 
     def run(self, stopped: threading.Event) -> None:
         """Go on until told to stop; what was seen until then is published."""
-        self._open()
+        self.open()
         now_s = time.monotonic()
         next_scan_s, next_flush_s = now_s, now_s + self.flush_interval_s
         self._delivered = (0, now_s)
@@ -71,7 +89,7 @@ class Loop:
             if self.nccl is not None:
                 self.nccl.poll()
             if now_s >= next_flush_s:
-                self._open()
+                self.open()
                 self.flush()
                 next_flush_s += self.flush_interval_s
                 if next_flush_s < now_s:  # the machine slept, or we were stopped
@@ -128,7 +146,8 @@ class Loop:
         self._watch_broker()
         self._n_flushes += 1
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open the sources that are not open and due to be tried."""
         now_s = time.monotonic()
         for source in self.sources:
             source.try_open(now_s)
@@ -140,16 +159,16 @@ class Loop:
             self._gpus_by_pid = {pid: [Gpu(*gpu)] for pid, gpu in self.nvml.gpu_by_pid().items()}
         alive = self.discovery.update(self.candidates, self._gpus_by_pid, time.monotonic_ns())
         keys = {rank.key for rank in alive}
-        for rank in self._ranks:
+        for rank in self.ranks:
             if rank.key not in keys:
                 self._ending[rank.key] = (rank, self.assembler.linger_flushes)
         for rank in alive:
-            if all(rank.key != known.key for known in self._ranks):
+            if all(rank.key != known.key for known in self.ranks):
                 logger.info(
                     "rank %d of %d of job %s (%s) is process %d",
                     rank.rank, rank.world_size, rank.job_id, rank.incarnation, rank.key.pid,
                 )  # fmt: skip
-        self._ranks = alive
+        self.ranks = alive
         return alive
 
     def _forget_ended(self) -> None:

@@ -28,7 +28,7 @@ class Publisher:
     """An idempotent producer behind a bounded buffer; a context manager."""
 
     def __init__(self, bootstrap: str, *, buffer_bytes_max: int) -> None:
-        self.n_delivered = 0
+        self._n_delivered = 0
         self.n_dropped = 0  # for lack of room
         self.n_refused = 0  # by the broker, for good
         self._buffer_bytes_max = buffer_bytes_max
@@ -48,6 +48,11 @@ class Publisher:
                 "log_level": 0,
             }
         )
+
+    @property
+    def n_delivered(self) -> int:
+        """How many batches the broker has acknowledged."""
+        return self._n_delivered
 
     @property
     def n_waiting(self) -> int:
@@ -108,7 +113,7 @@ class Publisher:
 
     def _note(self, error: KafkaError | None, _: Message) -> None:
         if error is None:
-            self.n_delivered += 1
+            self._n_delivered += 1
             return
         if not self.n_refused:
             logger.error("the broker refused a batch for good: %s", error.str())

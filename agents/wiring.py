@@ -16,24 +16,24 @@ from agents.ebpf.libraries import Identity, Library, LibraryFinder
 from agents.ebpf.symbols import NotALibrary, read_image
 from agents.ebpf.tracer import Tracer
 from agents.host import HostCollector
+from agents.host_programs import HostPrograms
 from agents.infiniband import Infiniband
 from agents.job_identity import Discovery
 from agents.late import Late
-from agents.loop import Loop
+from agents.loop import Loop, Outlet
 from agents.markers import MarkerCollector
 from agents.nccl import NcclCollector
 from agents.nccl_inspector import InspectorCollector
 from agents.nvml import NvmlCollector
 from agents.placing import CallTimes
 from agents.processes import Processes
-from agents.publisher import Publisher
 from agents.source import Source
 from agents.tcp_peers import TcpPeers
 
 logger = logging.getLogger(__name__)
 
 
-def build(config: AgentConfig, publisher: Publisher) -> Loop:
+def build(config: AgentConfig, publisher: Outlet) -> Loop:
     """Return an agent's loop; nothing is opened yet."""
     node = config.node or socket.gethostname()
     clock = Clock()
@@ -52,13 +52,13 @@ def build(config: AgentConfig, publisher: Publisher) -> Loop:
     nvml = NvmlCollector(config.nvml_library or None, clock=clock)
     collectors: Mapping[str, Callable[[], Collector]] = {
         "nccl": lambda: nccl,
-        "host": lambda: HostCollector(clock=clock),
+        "host": lambda: HostCollector(clock=clock, programs=HostPrograms()),
         "nvml": lambda: nvml,
         "inspector": lambda: InspectorCollector(
             call_times, clock, state_file=None if state is None else state / "inspector.json"
         ),
         "tcp": lambda: TcpPeers(clock=clock),
-        "infiniband": lambda: Infiniband(clock=clock, root=Path(config.infiniband_root)),
+        "infiniband": lambda: Infiniband(clock=clock, root=Path(config.sysfs)),
         "markers": lambda: MarkerCollector(config.markers),
     }
     is_on = {name: name not in config.off for name in collectors}

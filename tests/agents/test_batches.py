@@ -5,7 +5,7 @@ import numpy as np
 from agents.batches import LINGER_FLUSHES, Assembler
 from agents.collector import Observations, ProcessKey, RankProcess
 from schemas.codec import decode_events, encode_events
-from schemas.events import Communicators, EventBatch, GpuSamples, PortSamples, Sensor, Syncs
+from schemas.events import Calls, CallSource, Communicators, EventBatch, GpuSamples, PortSamples, Sensor, Syncs
 
 FLUSH_NS = 1_000_000_000
 
@@ -99,3 +99,33 @@ def test_a_job_that_has_ended_says_so_once_after_its_files_could_be_read_to_the_
 def test_a_job_without_events_still_has_a_pulse() -> None:
     assembler = new_assembler()
     assert [assemble(assembler, [FIRST], [FIRST])["a"].seq for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_job_claims_gpu_times_and_markers_only_once_it_has_some_of_its_own() -> None:
+    assembler = new_assembler()
+    call = Calls.build(
+        1,
+        rank=0,
+        comm=97,
+        op=0,
+        source=int(CallSource.GPU),
+        bytes=8,
+        count=1,
+        first_seq=0,
+        seq_known=1,
+        start_ns=5,
+        end_ns=7,
+        duration_ns=2,
+        duration_min_ns=2,
+    )
+    every = Sensor.SYNC | Sensor.GPU | Sensor.MARKER
+    for calls in (call, Calls.empty()):
+        batches = assembler.assemble(
+            [FIRST, OTHER],
+            [FIRST, OTHER],
+            [Observations(calls=calls)],
+            sensors=every,
+            flush_ns=FLUSH_NS,
+            clock_error_ns=None,
+        )
+        assert {b.job_id: b.sensors for b in batches} == {"a": Sensor.SYNC | Sensor.GPU, "b": Sensor.SYNC}

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,6 +144,23 @@ def test_asked_to_stop_all_ranks_end_after_the_same_iteration() -> None:
     (last,) = {len(truth.iterations) for truth in truths}
     assert last >= 11
     assert all(len(truth.syncs) == last // 5 + 1 for truth in truths)
+
+
+def test_markers_say_each_iteration_and_pause_and_nobody_waits_for_a_listener(tmp_path: Path) -> None:
+    path = tmp_path / "markers"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        with Testbed(Workload(dp=2, forward_ms=1, iterations=7, marker_socket=str(path))) as testbed:
+            faults.checkpoint(testbed, duration_s=0.1)
+            listener.settimeout(20)
+            said = [listener.recv(100) for _ in range(2 * 8)]
+            testbed.wait()
+        listener.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listener.recv(100)
+    assert Counter(said) == {**{b"iteration %d" % number: 2 for number in range(1, 8)}, b"checkpoint 0.1s": 2}
+    with Testbed(Workload(dp=2, forward_ms=1, iterations=7, marker_socket=str(tmp_path / "nobody"))) as testbed:
+        testbed.wait()
 
 
 # ---- Inspector

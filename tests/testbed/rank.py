@@ -4,6 +4,7 @@ It calls NCCL and CUDA as a training framework does, in the order of a pipeline 
 writes down each call itself. RANK, LOCAL_RANK and WORLD_SIZE are taken from the environment, as torchrun sets them.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import mmap
@@ -133,6 +134,7 @@ class Rank:
         pause_s = self.control.pause_s(iteration)
         if pause_s:
             time.sleep(pause_s)
+            self.mark(f"checkpoint {pause_s}s")
         if self.data:
             self.data.read()
         share = self.control.work(self.rank)
@@ -140,17 +142,14 @@ class Rank:
         self.device.iterate(iteration, share)
         end_ns = time.monotonic_ns()
         self.truth.add(ITERATION, 0, 0, 0, 0, 0, 0, 0, 0, start_ns, end_ns, iteration)
-        if self.markers and self.plan.workload.marker_socket:
-            self.mark(self.markers, self.plan.workload.marker_socket, iteration)
+        self.mark(f"iteration {iteration}")
         self.control.set_done(self.rank, iteration)
 
-    def mark(self, markers: socket.socket, path: str, iteration: int) -> None:
+    def mark(self, line: str) -> None:
         """Tell whoever listens, if someone does, and never wait for it."""
-        line = self.plan.workload.marker_line.format(iteration=iteration, rank=self.rank, pid=os.getpid())
-        try:
-            markers.sendto(line.encode(), socket.MSG_DONTWAIT, path)
-        except OSError:
-            return
+        if self.markers and self.plan.workload.marker_socket:
+            with contextlib.suppress(OSError):
+                self.markers.sendto(line.encode(), socket.MSG_DONTWAIT, self.plan.workload.marker_socket)
 
 
 def main() -> None:

@@ -31,8 +31,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sync_kind: Literal["stream", "event", "device"] = "stream"
     host_ms: float = 0.0  # of processor time on a free core, each iteration, before the GPU is given work
     read_bytes: int = 0  # of training data, each iteration, past the page cache
-    marker_socket: str | None = None  # Unix datagram socket that is told of each iteration
-    marker_line: str = "iteration {iteration}"
+    marker_socket: str | None = None  # Unix datagram socket that is told of each iteration and pause
 
     @property
     def world_size(self) -> int:

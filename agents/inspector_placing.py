@@ -6,7 +6,7 @@ that is later, since those of one communicator run one after the other: the earl
 it ends, at the latest, when the record was dumped. What has no place by then is counted, and nothing is made up.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +24,7 @@ HOLD_NS = 6_000_000_000  # the host's call may become known so much later
 WAITING_MAX = 1 << 16  # records of one process
 QUEUE_MAX = 1 << 14  # sends or receives to or from one peer that have no record yet
 MISSING_MAX = 4096  # numbers of sends and receives that are awaited
+UNSEEN_MAX = 4096  # of one communicator; more are not looked for again
 SLACK_NS = 20_000_000  # clocks are set, and a CPU thread sees a kernel begin late
 
 _POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
@@ -91,9 +92,12 @@ class _Comm:
     standing: Standing = Standing.UNSEEN
     queues: dict[tuple[int, int], _Queue] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)  # by op, where the host does not count
+    given: Counter[tuple[int, int]] = field(default_factory=Counter)  # by op and peer: numbers given out in this way
     first_number: int | None = None
     latest_number: int = 0
     missing: set[int] = field(default_factory=set)
+    # Op and number of what was placed by its own time before the host's call was known.
+    unseen: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=UNSEEN_MAX))
 
 
 @dataclass(slots=True)
@@ -146,6 +150,16 @@ class Placer:
         self._waiting = still
         return placed
 
+    def settle(self) -> None:
+        """Count the host's calls that have become known after the record was placed."""
+        for name, comm in self.comms.items():
+            for op in {op for op, _ in comm.unseen}:
+                numbers = [number for own, number in comm.unseen if own == op]
+                _, is_known = self.times.find_all(self.key, name, op, np.array(numbers, np.int64))
+                found = {(op, n) for n, known in zip(numbers, is_known.tolist(), strict=True) if known}
+                comm.tally.on_calls += len(found)
+                comm.unseen = deque((u for u in comm.unseen if u not in found), maxlen=UNSEEN_MAX)
+
     def _is_in_vain(self, now_ns: int) -> bool:
         """Whether nothing can be placed; where no host calls are seen, what has waited for them for long is let go."""
         if not self._waiting:
@@ -184,6 +198,7 @@ class Placer:
             if start_ns is None:
                 comm.tally.unplaced += 1
                 return Refusal.NEVER
+            comm.unseen.append((record.op, record.number))
         else:
             comm.tally.on_calls += 1
             if start_ns is None:
@@ -213,7 +228,10 @@ class Placer:
                 comm.queues.clear()
                 continue
             for row in rows:
-                comm.queues.setdefault((row.op, row.peer), _Queue()).calls.append(row)
+                if comm.given[row.op, row.peer]:  # counted here before the host's calls became known
+                    comm.given[row.op, row.peer] -= 1
+                else:
+                    comm.queues.setdefault((row.op, row.peer), _Queue()).calls.append(row)
 
     def _transfer(self, comm: _Comm, record: Record, _: int | None, *, is_overdue: bool) -> Placed | Refusal:
         own_ns = record.start_ns
@@ -229,6 +247,7 @@ class Placer:
         if own_ns is None or comm.standing is Standing.BROKEN or is_awaited:
             return Refusal.NOT_YET
         seq = _own_number(comm, record)
+        comm.unseen.append((record.op, seq))
         is_known = comm.first_number == 1
         return Placed(record, seq, is_known=is_known, start_ns=own_ns, end_ns=own_ns + record.duration_ns)
 
@@ -268,4 +287,5 @@ def _own_number(comm: _Comm, record: Record) -> int:
     for op in _POINT_TO_POINT:  # of which it was, nobody knows
         comm.counts[op] = comm.counts.get(op, 0) + len(lost)
     comm.counts[record.op] += 1
+    comm.given[record.op, record.peer or 0] += 1
     return comm.counts[record.op] - 1

@@ -155,6 +155,7 @@ class InspectorCollector:
         sums: dict[tuple[str, int], list[int]] = {}
         for key, follower in self._followers.items():
             calls = self._times.n_calls(key)
+            follower.placer.settle()
             for comm, state in follower.placer.comms.items():
                 tally = state.tally
                 row = [tally.records, tally.placed, tally.on_calls, calls.get(comm, 0)]

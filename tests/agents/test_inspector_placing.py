@@ -128,6 +128,19 @@ def test_what_stays_without_a_call_is_given_up_unless_it_has_its_own_time() -> N
     assert (tally.placed, tally.on_calls, tally.unplaced) == (1, 0, 1)
 
 
+def test_calls_that_become_known_after_their_record_are_counted_once() -> None:
+    times = CallTimes()
+    placer = Placer(KEY, times)
+    place(placer, record(0, 1, start_ms=3), record(1, 1, start_ms=5), send(1, start_ms=7))
+    placer.settle()
+    assert placer.comms[COMM].tally.on_calls == 0
+    times.note(KEY, host([0]))
+    times.note(KEY, host([6], op=Op.SEND, peer=1))
+    for _ in range(2):
+        placer.settle()
+        assert placer.comms[COMM].tally.on_calls == 2
+
+
 def test_without_the_hosts_calls_only_records_with_their_own_time_have_a_place() -> None:
     placer = Placer(KEY, CallTimes())
     assert place(placer, record(0, 1)) == []
@@ -268,6 +281,15 @@ def test_without_the_hosts_calls_sends_are_counted_here_and_losses_leave_holes()
     assert sends[:9] == list(range(9))
     assert [b - a for a, b in itertools.pairwise(sends) if b - a != 1] == [2]
     assert all(p.is_known for p in placed[1:])
+
+
+def test_sends_that_were_counted_before_the_hosts_became_known_are_counted_once() -> None:
+    times = CallTimes()
+    placer = Placer(KEY, times)
+    early = place(placer, *[send(n, 1 + n % 2, start_ms=n) for n in range(1, 6)])
+    times.note(KEY, host(list(range(11)), op=Op.SEND, peer=np.array([2, 1] * 6)[:11]))
+    late = place(placer, *[send(n, 1 + n % 2, start_ms=n) for n in range(6, 12)])
+    assert [p.seq for p in early + late] == list(range(11))
 
 
 def test_sends_counted_from_later_are_said_to_be() -> None:

@@ -7,7 +7,6 @@ whenever they started and whoever restarted them. Until it is known a process ha
 events waits; after a bound the identity is guessed from what nodes have in common, and that is said.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,9 +14,10 @@ import msgspec
 
 from agents.collector import Limit, ProcessKey, RankProcess
 from agents.communicators import Membership, Registry
-from agents.ebpf.libraries import Identity
+from agents.ebpf.libraries import Identity, Library
 from agents.nccl_hash import NEW_HASH_SINCE, library_version
 from agents.processes import Candidate
+from agents.rank_candidates import Known, pids_of, ranks_by_default, shared_sayings
 from agents.rank_gpu import Gpu, GpusByPid, find_gpu
 from agents.rank_variables import (
     NAMES,
@@ -85,23 +85,6 @@ class IdentityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of one candidate."""
-
-    candidate: Candidate
-    claim: Claim
-    saying: str  # digest of its environment
-    first_seen_ns: int
-    maps_nccl: bool = False
-    is_old: bool = False  # may have made communicators before the agent looked
-    called_ns: int | None = None  # when it was first seen to call NCCL
-    largest: int = 0  # members of its largest communicator so far
-    grew_ns: int = 0
-    rank: RankProcess | None = None
-    is_guessed: bool = False
-
-
-@dataclass(slots=True)
 class Discovery:
     """Rank processes from look to look. node: this node's name."""
 
@@ -110,13 +93,13 @@ class Discovery:
     node: str
     gpus: Sequence[Gpu] = ()  # all of the node
     observes_calls: bool = True  # otherwise the environment alone makes a rank
-    _known: dict[ProcessKey, _Known] = field(default_factory=dict)
-    _libraries: dict[Identity, int] = field(default_factory=dict)  # when each was seen first
+    _known: dict[ProcessKey, Known] = field(default_factory=dict)
+    _observed: dict[Identity, int] = field(default_factory=dict)  # since when each library is
     _versions: dict[Identity, tuple[int, int, int] | None] = field(default_factory=dict)
     _disagreements: dict[str, Limit] = field(default_factory=dict)
 
     def update(self, candidates: Sequence[Candidate], gpus_by_pid: GpusByPid, now_ns: int) -> list[RankProcess]:
-        """Return the rank processes that run now, by job and rank. now_ns: as in Processes.scan()."""
+        """Return the rank processes that run now, by job and rank. now_ns: by the monotonic clock."""
         self._disagreements = {}
         running = {c.key: c for c in candidates if self._is_selected(c)}
         self._known = {key: known for key, known in self._known.items() if key in running}
@@ -125,19 +108,28 @@ class Discovery:
             if known is None or (known.rank is None and known.candidate.environment != candidate.environment):
                 claim = read_claim(candidate.environment, self.config.spellings)
                 saying = digest(*(f"{name}={value}" for name, value in sorted(candidate.environment.items())))
-                known = self._known[key] = _Known(candidate, claim, saying, now_ns)
+                known = self._known[key] = Known(candidate, claim, saying, now_ns)
             if candidate.maps_nccl and not known.maps_nccl:
+                known.maps_nccl = True
                 known.is_old = self._may_have_begun(candidate, now_ns)
             known.candidate = candidate
-            known.maps_nccl = candidate.maps_nccl
             self._note_calls(key, known, now_ns)
-        callers = [k for k in self._known.values() if k.called_ns is not None]
-        if not self.observes_calls:
-            callers = [k for k in self._known.values() if self._is_rank_by_default(k, now_ns)]
-        self._identify(callers, gpus_by_pid, now_ns)
+        family = {k.candidate.key.pid: k for k in self._known.values()}
+        if self.observes_calls:
+            callers, shared = [k for k in family.values() if k.called_ns is not None], shared_sayings(family)
+        else:
+            callers, shared = ranks_by_default(family, now_ns - self.config.settle_ns), set()
+        self._identify(callers, shared, now_ns)
+        for known in callers:
+            if known.rank is not None:
+                self._place(known, callers, gpus_by_pid)
         ranks = self._distinct(k.rank for k in callers if k.rank is not None)
         self._compare(ranks)
         return ranks
+
+    def note_observed(self, library: Library, now_ns: int) -> None:
+        """Take note that a library is observed from now on; one that a candidate maps is from the look at it."""
+        self._observed.setdefault(library.identity, now_ns)
 
     def disagreements(self) -> list[Limit]:
         """Return where the sources of identity contradict each other, or leave a choice."""
@@ -150,7 +142,7 @@ class Discovery:
         if waiting:
             limits.append(
                 Limit(
-                    what=f"{len(waiting)} processes that call NCCL (pid {_pids(waiting)})",
+                    what=f"{len(waiting)} processes that call NCCL (pid {pids_of(waiting)})",
                     why="their world communicator is not known yet, so neither is their job's name",
                     remedy="wait; or set [agent.identity] job_id, rank and world_size",
                 )
@@ -159,7 +151,7 @@ class Discovery:
         if guessed:
             limits.append(
                 Limit(
-                    what=f"which start of their job {len(guessed)} processes (pid {_pids(guessed)}) belong to",
+                    what=f"which start of their job {len(guessed)} processes (pid {pids_of(guessed)}) belong to",
                     why="nobody saw their world communicator being made, so it was guessed from their environment",
                     remedy="start the agent before the job, keep its state_file, or switch NCCL Inspector on",
                 )
@@ -174,7 +166,7 @@ class Discovery:
         is_old = False
         for library in candidate.libraries:
             if library.kind.startswith("nccl"):
-                is_old |= self._libraries.setdefault(library.identity, now_ns) >= candidate.start_ns
+                is_old |= self._observed.setdefault(library.identity, now_ns) >= candidate.started_ns
                 version = library_version(library.path) if library.identity not in self._versions else None
                 self._versions.setdefault(library.identity, version)
                 if (self._versions[library.identity] or NEW_HASH_SINCE) < NEW_HASH_SINCE:
@@ -183,7 +175,7 @@ class Discovery:
             is_old = False
         return is_old and not self.registry.is_restored(candidate.key)
 
-    def _note_calls(self, key: ProcessKey, known: _Known, now_ns: int) -> None:
+    def _note_calls(self, key: ProcessKey, known: Known, now_ns: int) -> None:
         if not self.registry.calls_nccl(key):
             return
         if known.called_ns is None:
@@ -192,39 +184,7 @@ class Discovery:
         if largest > known.largest:
             known.largest, known.grew_ns = largest, now_ns
 
-    def _is_rank_by_default(self, known: _Known, now_ns: int) -> bool:
-        """Whether a process that was not seen to call NCCL is taken for a rank for want of any that does.
-
-        That is so where calls cannot be observed. It has to be the uppermost process of its rank that could call.
-        """
-        if not (known.claim.is_complete and known.candidate.maps_nccl):
-            return False
-        if now_ns - known.first_seen_ns < self.config.wait_ns:
-            return False
-        own = (known.claim.rank, known.claim.world_size)
-        for other in self._known.values():
-            is_same = (other.claim.rank, other.claim.world_size) == own
-            if other is known or not (other.candidate.maps_nccl or other.called_ns):
-                continue
-            if self._descends(other, known) and (other.called_ns is not None or not is_same):
-                return False  # a launcher
-            if is_same and (other.called_ns is not None or self._descends(known, other)):
-                return False  # a helper
-        return True
-
-    def _descends(self, lower: _Known, upper: _Known) -> bool:
-        by_pid = {k.candidate.key.pid: k.candidate for k in self._known.values()}
-        parent = lower.candidate.parent
-        for _ in range(len(by_pid)):
-            if parent == upper.candidate.key.pid:
-                return True
-            if parent not in by_pid:
-                return False
-            parent = by_pid[parent].parent
-        return False
-
-    def _identify(self, callers: Sequence[_Known], gpus_by_pid: GpusByPid, now_ns: int) -> None:
-        shared = _shared_claims(callers)
+    def _identify(self, callers: Sequence[Known], shared: Collection[str], now_ns: int) -> None:
         open_ones = [k for k in callers if k.rank is None or k.is_guessed]
         nameless = []
         for known in open_ones:
@@ -243,11 +203,8 @@ class Discovery:
                 continue
             job = self._job_of_peers(world, callers) or f"nccl-{world.comm:016x}"
             self._name(known, claim, job, _launch_of(world), now_ns)
-        for known in callers:
-            if known.rank is not None:
-                self._place(known, callers, gpus_by_pid)
 
-    def _claim(self, known: _Known, shared: Collection[str], now_ns: int) -> Claim | None:
+    def _claim(self, known: Known, shared: Collection[str], now_ns: int) -> Claim | None:
         """Return rank and world size: by the environment, or by the largest communicator where that knows better."""
         claim = known.claim
         key = known.candidate.key
@@ -269,14 +226,14 @@ class Discovery:
             )
         return replace(claim, rank=world.comm_rank, world_size=world.size)
 
-    def _world(self, known: _Known, claim: Claim, now_ns: int) -> Membership | None:
+    def _world(self, known: Known, claim: Claim, now_ns: int) -> Membership | None:
         world = self.registry.world(known.candidate.key, claim.world_size)
         if world is None or not known.is_old or self.registry.is_late(known.candidate.key):
             return world
         # A process that was there before the agent may have made communicators before. It would be seen to use them.
         return world if known.called_ns is None or now_ns - known.called_ns >= self.config.settle_ns else None
 
-    def _job_name(self, known: _Known, claim: Claim) -> str | None:
+    def _job_name(self, known: Known, claim: Claim) -> str | None:
         environment = known.candidate.environment
         if self.config.job_id:
             name = expand(self.config.job_id, environment)
@@ -289,7 +246,7 @@ class Discovery:
             )
         return job_name(environment, claim, self.node)
 
-    def _job_of_peers(self, world: Membership, callers: Iterable[_Known]) -> str | None:
+    def _job_of_peers(self, world: Membership, callers: Iterable[Known]) -> str | None:
         """Return the name that other members of a communicator have, where a launcher tells only some."""
         names = set()
         for known in callers:
@@ -299,7 +256,7 @@ class Discovery:
                     names.add(known.rank.job_id)
         return names.pop() if len(names) == 1 else None
 
-    def _name(self, known: _Known, claim: Claim, job: str, launch: str | None, now_ns: int) -> None:
+    def _name(self, known: Known, claim: Claim, job: str, launch: str | None, now_ns: int) -> None:
         """Give a process its identity; a guess is replaced once, where others tell a late process its world."""
         assert claim.rank is not None
         assert claim.world_size is not None
@@ -325,7 +282,7 @@ class Discovery:
             start_ns=known.candidate.start_ns,
         )
 
-    def _place(self, known: _Known, callers: Iterable[_Known], gpus_by_pid: GpusByPid) -> None:
+    def _place(self, known: Known, callers: Iterable[Known], gpus_by_pid: GpusByPid) -> None:
         """Add what may become known later: the place on the node, and the GPU."""
         rank = known.rank
         assert rank is not None
@@ -369,16 +326,5 @@ class Discovery:
         self._disagreements.setdefault(what, Limit(what=what, why=why, remedy=remedy))
 
 
-def _shared_claims(callers: Iterable[_Known]) -> set[str]:
-    """Return what more than one process says of itself: it was set for their common parent."""
-    n_saying = Counter(k.saying for k in callers if k.claim.is_complete)
-    return {saying for saying, n in n_saying.items() if n > 1}
-
-
 def _launch_of(world: Membership | None) -> str | None:
     return None if world is None else f"{world.comm:016x}"
-
-
-def _pids(known: Iterable[_Known]) -> str:
-    numbers = sorted(k.candidate.key.pid for k in known)
-    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")

@@ -39,6 +39,11 @@ class Candidate:
     unmapped_ns: int | None = None  # when a look last found it without NCCL; None: it always had it
 
     @property
+    def started_ns(self) -> int:
+        """By the monotonic clock, as long as the machine has not slept."""
+        return self.key.start_ticks * 1_000_000_000 // _TICKS_PER_S
+
+    @property
     def maps_nccl(self) -> bool:
         """Whether it could call NCCL."""
         return any(library.kind.startswith("nccl") for library in self.libraries)
@@ -74,7 +79,7 @@ class Processes:
     _boot_ns: int = field(default_factory=lambda: time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
     def scan(self, now_ns: int) -> list[Candidate]:
-        """Return the candidates that run now, by pid. now_ns: since the epoch, by Clock.now_ns()."""
+        """Return the candidates that run now, by pid. now_ns: by the monotonic clock."""
         listed = _list_processes()
         for pid in self._known.keys() - listed.keys():
             self._end(pid)

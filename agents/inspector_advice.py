@@ -8,6 +8,7 @@ from agents.inspector_files import Settings
 from agents.inspector_records import Counts
 
 GRACE_NS = 60_000_000_000  # a process may take as long to create its communicators
+_ENOUGH = 0.8  # of the calls of so short a time that the latest of them have no record yet
 
 SWITCH_ON = (
     "for jobs that start from now on, without a change of their code, put these lines into /etc/nccl.conf of the node "
@@ -60,6 +61,8 @@ class View:
     unplaced: int
     contradicting: int
     gap_share: float  # of the numbers between the first and the last record, those without one
+    calls: int  # of the host
+    on_calls: int  # of them with a record
 
 
 def limits_of(views: Sequence[View]) -> list[Limit]:
@@ -127,6 +130,9 @@ def _reasons_of_gaps(view: View) -> list[tuple[str, str, str]]:
         found.append(("some GPU times", why, "none: operations within CUDA graphs cannot be told apart"))
     if view.gap_share > 0.02:
         why = f"{view.gap_share:.0%} of NCCL's numbers have no record (small operations, or NCCL 2.28 and 2.29)"
+        found.append(("some GPU times", why, RAISE))
+    elif view.age_ns >= GRACE_NS and view.on_calls < _ENOUGH * view.calls:
+        why = f"{1 - view.on_calls / view.calls:.0%} of the host's calls have no record (small operations, or late)"
         found.append(("some GPU times", why, RAISE))
     elif settings.interval_us > 1_000_000:
         found.append(("GPU times", "records come too late to be joined with the calls", RAISE))

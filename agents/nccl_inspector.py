@@ -283,6 +283,7 @@ class InspectorCollector:
         return True
 
     def _view(self, follower: _Follower, now_ns: int) -> View:
+        follower.placer.settle()
         tail, tallies = follower.tail, [comm.tally for comm in follower.placer.comms.values()]
         return View(
             rank=follower.rank.rank,
@@ -299,6 +300,8 @@ class InspectorCollector:
             unplaced=sum(tally.unplaced for tally in tallies),
             contradicting=sum(tally.contradicting for tally in tallies),
             gap_share=follower.placer.gap_share,
+            calls=sum(self._times.n_calls(follower.rank.key).values()),
+            on_calls=sum(tally.on_calls for tally in tallies),
         )
 
     def _load(self) -> list[_Position]:

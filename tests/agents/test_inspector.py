@@ -475,6 +475,20 @@ def test_gaps_that_are_normal_are_told_with_the_setting_that_closes_them(
     assert "NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0" in limit.remedy
 
 
+def test_calls_of_a_kind_that_is_never_recorded_are_told_too(
+    node: Node, clock: Wall, times: CallTimes, collector: InspectorCollector
+) -> None:
+    rank = node.rank()
+    collector.collect([rank])
+    clock.time_ns += 60 * SECOND
+    times.note(rank.key, host_calls(clock, 6))
+    times.note(rank.key, host_calls(clock, 2).replace(op=int(Op.BROADCAST)))
+    add(node.file(), b"".join(v40(collective(n), dump_us=now_us(clock)) for n in range(6)))
+    collector.collect([rank])
+    (limit,) = [x for x in collector.limits() if "host's calls" in x.why]
+    assert "25%" in limit.why
+
+
 def test_the_plug_ins_own_losses_are_said(node: Node, clock: Wall, collector: InspectorCollector) -> None:
     add(node.file(), v43([collective(0, starts_us=[now_us(clock)])], dump_us=now_us(clock), dropped=37))
     found = collector.collect([node.rank()])

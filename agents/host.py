@@ -26,12 +26,11 @@ class HostCollector:
 
     name = "host"
 
-    def __init__(self, *, clock: Clock, use_programs: bool = True, proc: Path = Path("/proc")) -> None:
-        """Say where times come from, whether kernel programs may be loaded, and where the files are."""
+    def __init__(self, *, clock: Clock, programs: HostPrograms | None, proc: Path = Path("/proc")) -> None:
+        """Say where times come from, what kernel programs to use, if any, and where the files are."""
         self._clock = clock
-        self._use_programs = use_programs
+        self._programs = programs
         self._proc = proc
-        self._programs: HostPrograms | None = None
         self._tracer: HostTracer | None = None
         self._without_programs: NotAvailable | None = None
         self._files: FilesReader | None = None
@@ -53,16 +52,16 @@ class HostCollector:
         except OSError as error:
             raise NotAvailable(f"{self._proc} cannot be read ({error.strerror})", "mount the node's /proc") from error
         self._files = FilesReader(self._proc, hierarchies)
-        if not self._use_programs:
+        if self._programs is None:
             self._without_programs = NotAvailable("kernel programs are switched off", "switch them on")
             return
-        programs = HostPrograms()
         try:
-            programs.open()
+            self._programs.open()
         except NotAvailable as error:
             self._without_programs = error
         else:
-            self._programs, self._tracer = programs, HostTracer(programs, self._proc)
+            self._without_programs = None
+            self._tracer = HostTracer(self._programs, self._proc)
 
     def collect(self, ranks: Sequence[RankProcess]) -> Observations:
         """Return a row for each process that was there at the last reading too."""
@@ -93,7 +92,7 @@ class HostCollector:
         """Detach."""
         if self._programs is not None:
             self._programs.close()
-        self._programs = self._tracer = self._files = None
+        self._tracer = self._files = None
         self._known = frozenset()
 
     def _limits(self) -> Iterator[Limit]:

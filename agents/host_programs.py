@@ -1,9 +1,11 @@
 """Loads the kernel programs of ebpf/host.bpf.c and attaches those whose tracepoints this kernel has."""
 
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,17 +32,30 @@ PROCESS = np.dtype([*_SUMS, ("io_ns", "<u8"), ("io_requests", "<u8")])
 
 
 class Program(NamedTuple):
-    """One program, and the tracepoint that it belongs to."""
+    """One program, the tracepoint that it belongs to, and the fields of its record that it reads, as defined for C."""
 
     name: str
     group: str
     event: str
+    fields: Mapping[str, str] = MappingProxyType({})
 
 
 _RAW_SCHEDULER = [Program("host_switch", "sched", "sched_switch"), Program("host_wakeup", "sched", "sched_wakeup")]
-_SCHEDULER = [program._replace(name=f"{program.name}_cooked") for program in _RAW_SCHEDULER]
+_SCHEDULER = [
+    Program(
+        "host_switch_cooked",
+        "sched",
+        "sched_switch",
+        {
+            "SWITCH_PREV_PID_AT": "prev_pid",
+            "SWITCH_PREV_STATE_AT": "prev_state",
+            "SWITCH_NEXT_PID_AT": "next_pid",
+        },
+    ),
+    Program("host_wakeup_cooked", "sched", "sched_wakeup", {"WAKEUP_PID_AT": "pid"}),
+]
 _THREADS = [
-    Program("host_thread_begins", "task", "task_newtask"),
+    Program("host_thread_begins", "task", "task_newtask", {"NEWTASK_PID_AT": "pid", "NEWTASK_FLAGS_AT": "clone_flags"}),
     Program("host_thread_ends", "sched", "sched_process_exit"),
 ]
 _RECLAIM = [
@@ -51,25 +66,15 @@ _GROUP_RECLAIM = [
     Program("host_group_reclaim_begins", "vmscan", "mm_vmscan_memcg_reclaim_begin"),
     Program("host_group_reclaim_ends", "vmscan", "mm_vmscan_memcg_reclaim_end"),
 ]
-_REQUESTS = [
-    Program("host_request_begins", "block", "block_io_start"),
-    Program("host_request_ends", "block", "block_rq_complete"),
+_BEGIN_FIELDS = {"REQUEST_SECTOR_AT": "sector", "REQUEST_DEVICE_AT": "dev"}
+_REQUEST_BEGINS = [
+    Program("host_request_begins", "block", "block_io_start", _BEGIN_FIELDS),
+    # Before Linux 6.5: where the request goes to the device, which a thread of the kernel may do for the process.
+    Program("host_request_begins", "block", "block_rq_issue", _BEGIN_FIELDS),
 ]
-# Before Linux 6.5: where a request goes to its device, which a thread of the kernel may do for the process.
-_REQUESTS_BEFORE = [_REQUESTS[0]._replace(event="block_rq_issue"), _REQUESTS[1]]
-
-_FIELDS = {
-    "SWITCH_PREV_PID_AT": ("sched", "sched_switch", "prev_pid"),
-    "SWITCH_PREV_STATE_AT": ("sched", "sched_switch", "prev_state"),
-    "SWITCH_NEXT_PID_AT": ("sched", "sched_switch", "next_pid"),
-    "WAKEUP_PID_AT": ("sched", "sched_wakeup", "pid"),
-    "NEWTASK_PID_AT": ("task", "task_newtask", "pid"),
-    "NEWTASK_FLAGS_AT": ("task", "task_newtask", "clone_flags"),
-    "REQUEST_SECTOR_AT": ("block", "block_rq_issue", "sector"),  # a record of the same kind as block_io_start's
-    "REQUEST_DEVICE_AT": ("block", "block_rq_issue", "dev"),
-    "COMPLETE_SECTOR_AT": ("block", "block_rq_complete", "sector"),
-    "COMPLETE_DEVICE_AT": ("block", "block_rq_complete", "dev"),
-}
+_REQUEST_ENDS = Program(
+    "host_request_ends", "block", "block_rq_complete", {"COMPLETE_SECTOR_AT": "sector", "COMPLETE_DEVICE_AT": "dev"}
+)
 
 
 class _Backend(BccBackend):
@@ -78,44 +83,48 @@ class _Backend(BccBackend):
     def load_kinds(self, defines: Sequence[str], kinds: dict[str, int]) -> None:
         """Compile, and load each program as its kind. Raises NotAvailable."""
         self.load(SOURCE, defines, ())
-        self._program_fds = {name: self._bpf.load_func(name, kind).fd for name, kind in kinds.items()}
+        try:
+            self._program_fds = {name: self._bpf.load_func(name.encode(), kind).fd for name, kind in kinds.items()}
+        except Exception as error:
+            self.close()
+            raise NotAvailable(
+                f"the kernel refuses a program of {SOURCE.name} ({error})", "run the agent as root"
+            ) from error
 
 
 @dataclass(slots=True)
 class HostPrograms:
-    """The programs in the kernel, attached, and their maps."""
+    """The programs in the kernel, attached, and their maps. May be opened again after it was closed."""
 
+    btf: Path = BTF
+    tracefs: Path = TRACEFS
     has_reclaim: bool = False
     has_requests: bool = False
     limits: list[Limit] = field(default_factory=list)
     _backend: _Backend = field(default_factory=_Backend)
     _links: list[int] = field(default_factory=list)
 
-    def open(self, btf: Path = BTF, tracefs: Path = TRACEFS) -> None:
+    def open(self) -> None:
         """Load and attach. Raises NotAvailable where the scheduler cannot be observed."""
+        self.limits = []
         _need_own_numbers()
-        need_tracefs(tracefs)
-        offsets = {
-            name: record_offsets(group, event, tracefs).get(wanted) for name, (group, event, wanted) in _FIELDS.items()
-        }
-        task_pid = member_offset("task_struct", "pid", btf.read_bytes()) if btf.exists() else None
-        offsets["TASK_PID_AT"] = task_pid
+        need_tracefs(self.tracefs)
+        begins = next((program for program in _REQUEST_BEGINS if _fields(program, self.tracefs)), _REQUEST_BEGINS[0])
+        requests = [begins, _REQUEST_ENDS]
+        task_pid = member_offset("task_struct", "pid", self.btf.read_bytes()) if self.btf.exists() else None
         try:
-            self._load(offsets)
+            self._load([*_SCHEDULER, *_THREADS, *_RECLAIM, *_GROUP_RECLAIM, *requests], task_pid)
             self._attach_scheduler(is_raw=task_pid is not None)
             self._attach(_THREADS)
-        except (OSError, NotAvailable) as error:
+        except OSError as error:
             self.close()
-            if isinstance(error, NotAvailable):
-                raise
             raise NotAvailable(
-                f"the scheduler's tracepoints cannot be used ({error})", "run the agent as root"
+                f"the scheduler's tracepoints cannot be used ({error})",
+                "run the agent as root, on a kernel with CONFIG_BPF_EVENTS",
             ) from error
-        self.has_reclaim = any(
-            [self._try("memory reclaim", _RECLAIM), self._try("group memory reclaim", _GROUP_RECLAIM)]
-        )
-        begins = _REQUESTS if record_offsets("block", "block_io_start", tracefs) else _REQUESTS_BEFORE
-        self.has_requests = self._try("block requests", begins)
+        tried = [self._try("freeing memory", _RECLAIM), self._try("freeing memory of a control group", _GROUP_RECLAIM)]
+        self.has_reclaim = any(tried)
+        self.has_requests = self._try("what requests to block devices take", requests)
 
     def close(self) -> None:
         """Detach and unload; may be called twice."""
@@ -147,10 +156,15 @@ class HostPrograms:
         """How many threads began that found no room, at index 0."""
         return Map(self._backend.map_fd("lost_threads"), 4, 8)
 
-    def _load(self, offsets: dict[str, int | None]) -> None:
-        cooked = [*_SCHEDULER, *_THREADS, *_RECLAIM, *_GROUP_RECLAIM, *_REQUESTS]
-        kinds = {program.name: RAW for program in _RAW_SCHEDULER} | {program.name: RECORD for program in cooked}
-        self._backend.load_kinds([f"{name}={offset or 0}" for name, offset in offsets.items()], kinds)
+    def _load(self, cooked: Sequence[Program], task_pid: int | None) -> None:
+        offsets = {"TASK_PID_AT": task_pid or 0}
+        kinds = {} if task_pid is None else {program.name: RAW for program in _RAW_SCHEDULER}
+        for program in cooked:
+            fields = _fields(program, self.tracefs)
+            offsets |= fields or dict.fromkeys(program.fields, 0)
+            if fields or not program.fields:
+                kinds[program.name] = RECORD
+        self._backend.load_kinds([f"{name}={offset}" for name, offset in offsets.items()], kinds)
 
     def _attach_scheduler(self, *, is_raw: bool) -> None:
         if is_raw:
@@ -164,8 +178,11 @@ class HostPrograms:
         self._attach(_SCHEDULER)
 
     def _attach(self, programs: Sequence[Program]) -> None:
-        for name, group, event in programs:
-            self._links.append(attach_record(self._backend.program_fd(name), group, event))
+        for program in programs:
+            name, group, event, fields = program
+            if fields and not _fields(program, self.tracefs):
+                raise FileNotFoundError(errno.ENOENT, f"{group}:{event} lacks one of {', '.join(fields.values())}")
+            self._links.append(attach_record(self._backend.program_fd(name), group, event, self.tracefs))
 
     def _detach_from(self, first: int) -> None:
         for link in self._links[first:]:
@@ -179,11 +196,17 @@ class HostPrograms:
         except OSError as error:
             self._detach_from(n_before)
             events = " and ".join(f"{program.group}:{program.event}" for program in programs)
-            self.limits.append(
-                Limit(what, f"the tracepoints {events} cannot be used ({error})", "use a kernel with them")
-            )
+            self.limits.append(Limit(what, f"{events} cannot be used ({error})", "a kernel that has these tracepoints"))
             return False
         return True
+
+
+def _fields(program: Program, tracefs: Path) -> dict[str, int]:
+    """Return where a program's fields lie, by their names in C; empty unless all are there."""
+    offsets = record_offsets(program.group, program.event, tracefs)
+    if not offsets.keys() >= set(program.fields.values()):
+        return {}
+    return {define: offsets[name] for define, name in program.fields.items()}
 
 
 def _need_own_numbers() -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.collector import ProcessKey
+from agents.deltas import NAN
 from agents.ebpf.maps import n_possible_cpus
 from agents.host_files import after_name
 from agents.host_programs import FILTER_SIZE, PROCESS, PROCESSES_MAX, THREAD, HostPrograms
@@ -51,6 +52,8 @@ class HostTracer:
         self._proc = proc
         self._threads, self._all_threads = programs.threads, programs.all_threads
         self._processes, self._filter, self._lost = programs.processes, programs.filter, programs.lost_threads
+        self._unseen = {} if programs.has_reclaim else {"reclaim_s": NAN}
+        self._unseen |= {} if programs.has_requests else {"io_s": NAN, "io_requests": NAN}
         self._followed: dict[ProcessKey, _Followed] = {}
         self._last_place = -1
 
@@ -89,7 +92,7 @@ class HostTracer:
         found = {}
         for key, process in self._followed.items():
             mine = rows["process"] == process.place
-            found[key] = _grown(process, ended[key], tids[mine], rows[mine])
+            found[key] = replace(_grown(process, ended[key], tids[mine], rows[mine]), **self._unseen)
         return found
 
     def _ended(self, place: int) -> _Rows:

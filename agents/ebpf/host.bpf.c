@@ -139,7 +139,9 @@ static __always_inline u32 tid_of(u64 task)
 
 RAW(host_switch, sched_switch)
 {
-    return switched((u32)bpf_get_current_pid_tgid(), ctx[3], tid_of(ctx[2]));
+    /* A thread that is preempted on its way to sleep has not left the run queue. */
+    u64 is_preempted = ctx[0] & 0xff;
+    return switched((u32)bpf_get_current_pid_tgid(), is_preempted ? 0 : ctx[3], tid_of(ctx[2]));
 }
 
 RAW(host_wakeup, sched_wakeup)

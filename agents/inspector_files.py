@@ -19,7 +19,7 @@ from agents.collector import RankProcess
 CONF_BYTES_MAX = 1 << 16
 FOLDER_ENTRIES_MAX = 100_000
 BACKLOG_MAX = 64 << 20  # bytes; a reader that is further behind leaves out the middle
-TAIL_BYTES = 4 << 20  # of a file that was there before the agent, and after a leap
+TAIL_BYTES = 1 << 20  # of a file that was there before the agent, and after a leap
 
 _NAME = re.compile(r"(?P<host>.+)-pid(?P<pid>\d+)\.(?:log|jsonl)")
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -215,8 +215,7 @@ class Tail:
             if size < self.offset:  # truncated: by its writer who begins anew, or by others under its writer
                 self.offset, self._is_new, self._is_cut = 0, True, False
             if size - self.offset > BACKLOG_MAX:
-                self.n_skipped += size - TAIL_BYTES - self.offset
-                self._leap(size)
+                self.n_skipped += self._leap(size)
             if self.offset == 0 and size:
                 # What was truncated under its writer begins with a hole.
                 self.offset = os.lseek(self._descriptor, 0, os.SEEK_DATA)
@@ -239,7 +238,13 @@ class Tail:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _leap(self, size: int) -> None:
-        self._is_new = True
-        if size > TAIL_BYTES:
-            self.offset, self._is_cut = size - TAIL_BYTES, True
+    def catch_up(self) -> None:
+        """Leave out all but the end of the file."""
+        self.n_skipped += self._leap(os.fstat(self._descriptor).st_size)
+
+    def _leap(self, size: int) -> int:
+        n_bytes = size - TAIL_BYTES - self.offset
+        if n_bytes <= 0:
+            return 0
+        self.offset, self._is_new, self._is_cut = size - TAIL_BYTES, True, True
+        return n_bytes

@@ -31,8 +31,9 @@ from schemas.events import Calls, CallSource, Communicators, Sensor
 
 logger = logging.getLogger(__name__)
 
-BUDGET_S = 0.02  # for reading, per collect(): some 6,000 records
+BUDGET_S = 0.05  # for reading, per collect(): some 15,000 records
 CHUNK_BYTES = 1 << 17
+LATE_NS = 4_000_000_000  # a reader that is so far behind leaves records out, since they would come too late anyway
 JOIN_NS = 10_000_000_000  # records from so long before the agent's start are still placed
 FRESH_NS = 60_000_000_000  # without a record for so long there is no sensor
 _SOON_NS, _LATER_NS, _SETTLED_NS = 1_000_000_000, 10_000_000_000, 30_000_000_000
@@ -262,6 +263,8 @@ class InspectorCollector:
         if fresh:
             follower.record_ns = now_ns
             follower.placer.add(fresh, now_ns)
+        if records and now_ns - (records[-1].dump_ns or now_ns) > LATE_NS:
+            follower.tail.catch_up()
         return len(chunk.content) == CHUNK_BYTES or follower.next_path is not None
 
     def _is_old(self, record: Record) -> bool:

@@ -340,6 +340,23 @@ def test_a_reader_that_is_hopelessly_behind_leaves_out_the_middle_and_says_so(
     assert "rank 0" in limit.what
 
 
+def test_a_reader_that_is_late_leaves_out_what_would_come_too_late(
+    node: Node, clock: Wall, collector: InspectorCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspector_files, "TAIL_BYTES", 3000)
+    monkeypatch.setattr(nccl_inspector, "CHUNK_BYTES", 2000)
+    rank = node.rank()
+    add(node.file(), verbose(clock, 0))
+    collector.collect([rank])
+    add(node.file(), verbose(clock, *range(1, 101)))
+    clock.time_ns += nccl_inspector.LATE_NS + SECOND
+    add(node.file(), verbose(clock, *range(101, 111)))
+    found = numbers(collector, rank)
+    assert found == [1, 2, 3, *range(found[3], 111)]
+    assert found[3] > 100
+    assert any("left out" in limit.why for limit in collector.limits())
+
+
 def test_reading_keeps_to_its_budget_and_starves_nobody(
     node: Node, clock: Wall, times: CallTimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,8 +86,8 @@ class Processes:
         due = []
         for pid, inode in listed.items():
             known = self._known.get(pid)
-            if known is not None and known.inode != inode:
-                known = self._seen_again(pid, known, inode)
+            if known is not None and (known.inode != inode or known.candidate is not None):
+                known = self._still(pid, known, inode)
             if known is None:
                 known = self._known[pid] = _Known(inode, None, now_ns, now_ns)
             if known.next_look_ns is not None and known.next_look_ns <= now_ns:
@@ -117,16 +117,16 @@ class Processes:
         some = ", ".join(str(key.pid) for key in sorted(self._unreadable)[:5])
         return [
             Limit(
-                what=f"{len(self._unreadable)} processes that may be ranks (pid {some})",
-                why="their environment in /proc may not be read",
-                remedy="run the agent as root, or with CAP_SYS_PTRACE",
+                what=f"whether {len(self._unreadable)} processes are ranks (pid {some})",
+                why="/proc does not show the agent what they are",
+                remedy="run the agent as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
             )
         ]
 
-    def _seen_again(self, pid: int, known: _Known, inode: int) -> _Known | None:
-        """Tell a number that is used again from an entry that the kernel made anew for the same process."""
+    def _still(self, pid: int, known: _Known, inode: int) -> _Known | None:
+        """Return a process if it has this number still; None where the number is used again, or by a zombie."""
         if known.key is not None and read_key(pid) == known.key:
-            known.inode = inode
+            known.inode = inode  # the kernel may make an entry anew for the same process
             return known
         self._end(pid)
         return None
@@ -145,7 +145,13 @@ class Processes:
 
     def _look(self, pids: Sequence[int], now_ns: int) -> None:
         self.n_looks += len(pids)
-        stats = {pid: stat for pid in pids if (stat := _read_stat(pid)) is not None}
+        stats = {}
+        for pid in pids:
+            stat = _read_stat(pid)
+            if stat is None:  # a zombie, or gone meanwhile
+                self._known[pid].next_look_ns = now_ns + LOOK_AGAIN_NS_MAX
+            else:
+                stats[pid] = stat
         changed = [pid for pid, stat in stats.items() if not stat.is_kernel_thread and self._has_changed(pid)]
         libraries = self.find(changed)
         for pid, stat in stats.items():
@@ -179,9 +185,9 @@ class Processes:
         pid = known.key.pid
         try:
             raw = _read(f"/proc/{pid}/environ", ENVIRONMENT_BYTES_MAX)
+            self._unreadable.discard(known.key)
         except PermissionError:
-            if libraries:
-                self._unreadable.add(known.key)
+            self._unreadable.add(known.key)
             raw = b""
         except OSError:
             return None  # has ended meanwhile

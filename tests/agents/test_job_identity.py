@@ -158,7 +158,7 @@ def test_two_jobs_with_run_id_none_on_one_node_are_two_jobs() -> None:
 def test_a_restart_by_torchrun_in_one_slurm_job_is_another_incarnation_of_the_same_job_on_all_nodes() -> None:
     nodes = [Node("node-1"), Node("node-2")]
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
-    seen = []
+    seen: list[tuple[str, str]] = []
     for start, seed in enumerate((37, 41)):
         for place, node in enumerate(nodes):
             node.processes = []
@@ -222,7 +222,7 @@ def test_where_calls_cannot_be_observed_the_uppermost_process_that_could_call_is
     shell = a_process(slurm, libraries=())
     agent = a_process(slurm, parent=shell.key.pid)
     ranks = [a_process(slurm | torchrun(rank, 2), parent=agent.key.pid) for rank in range(2)]
-    loaders = [a_process(r.environment | {}, parent=r.key.pid) for r in ranks for _ in range(3)]
+    loaders = [a_process(dict(r.environment), parent=r.key.pid) for r in ranks for _ in range(3)]
     node.start(shell, agent, *ranks, *loaders)
     assert node.look() == []
     found = [rank for _ in range(100) for rank in node.look()]

@@ -7,7 +7,7 @@ from pathlib import Path
 BTF = Path("/sys/kernel/btf/vmlinux")
 TRACEFS = Path("/sys/kernel/tracing")
 
-_MAGIC = 0xEB9F
+_MAGIC, _HEADER_BYTES = 0xEB9F, 24
 _STRUCT = 4
 # Bytes that follow the twelve of a type: a fixed number, and some for each of its members (linux/btf.h).
 _FIXED = {1: 4, 3: 12, 14: 4, 17: 4}
@@ -20,6 +20,8 @@ def member_offset(name: str, member: str, btf: bytes) -> int | None:
 
     `btf` is the content of /sys/kernel/btf/vmlinux; members inside unnamed structs and bit fields are not found.
     """
+    if len(btf) < _HEADER_BYTES:
+        return None
     magic, _, _, header, types_at, types_size, names_at, _ = struct.unpack_from("<HBBIIIII", btf)
     names_at += header
     wanted = btf.find(b"\0" + name.encode() + b"\0", names_at) + 1 - names_at

@@ -77,12 +77,13 @@ def running(
 
 
 @contextmanager
-def talking(text: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a text of Python that prints a line when it is ready, and then waits for orders."""
+def talking(text: str, *, waits: bool = True, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a text of Python that prints a line when it is ready, and then waits."""
     with running(text, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        wait_for_state(process.pid, "S")  # for its next line of input
+        if waits:
+            wait_for_state(process.pid, "S")
         yield process
 
 

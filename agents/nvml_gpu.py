@@ -93,6 +93,7 @@ class GpuReader:
         self.nvml_index = nvml_index
         self.n_late = 0
         self.n_dropped = 0  # readings that nobody collected
+        self.n_empty = 0  # readings without a value, since one with
         self.is_lost = False
         self._pace = pace
         self._clock = clock
@@ -216,7 +217,10 @@ class GpuReader:
             self.is_lost = False
         if self._errors:
             values["xid"] = self._errors[-1]
-        if self._is_late(time.monotonic() - begun_s) or not values:
+        if self._is_late(time.monotonic() - begun_s):
+            return
+        if not values:
+            self.n_empty += 1
             return
         self._errors.clear()
         self._keep(Reading(time_ns, values))
@@ -232,6 +236,7 @@ class GpuReader:
 
     def _keep(self, reading: Reading) -> None:
         self.n_dropped += len(self._readings) == READINGS_MAX
+        self.n_empty = 0
         self._readings.append(reading)
         self._last_s = time.monotonic()
 

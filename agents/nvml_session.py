@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")  # one folder per GPU that the driver has
 _LEFT_MAX = 1024
-_SILENT_SAMPLES = 20  # without any reading of any GPU, and NVML is initialised again
+_EMPTY_MAX = 20  # readings of each GPU without any value, and NVML is initialised again
 
 
 def place(found: Sequence[str | None], known: Mapping[str, int]) -> list[int]:
@@ -188,8 +188,7 @@ class Session:
             before = listing
             if self._learn(self.readers):
                 return
-            silent_s = min((reader.silent_s for reader in self.readers if not reader.is_lost), default=0.0)
-            if silent_s > _SILENT_SAMPLES * self._pace.sample_s and not any(r.stuck_s for r in self.readers):
+            if min((reader.n_empty for reader in self.readers if not reader.is_lost), default=0) > _EMPTY_MAX:
                 self._fail(NvmlFailure(UNKNOWN, "NVML gives no value of any GPU", "all functions"))
                 return
 

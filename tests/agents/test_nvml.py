@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agents.collector import CollectorError, NotAvailable
+from agents.nvml_library import is_blank
 from agents.nvml_session import place
 from schemas.events import GpuSamples, Sensor, ThrottleReason
 from tests.agents.nvml_watch import FAST, N_GPUS, VALUES, Opener, is_lost, is_whole, missing, rows_of, stub, stubbed
@@ -148,6 +149,13 @@ def test_a_blank_of_64_bits_is_no_value(opened: Opener, key: str, blank: int) ->
     watched.row(2, is_whole)
     watched.state.put(2, **{key: blank})
     assert missing(watched.row(2, lambda row: not is_whole(row))) == KEYS[key]
+
+
+def test_what_dcgm_calls_blank_is_no_value_and_its_neighbours_are() -> None:
+    blanks = [*range(2**31 - 16, 2**31 - 12), *range(2**63 - 16, 2**63 - 12), *(2.0**47 + n for n in range(4))]
+    assert all(is_blank(value) for value in [*blanks, 2**32 - 1, 2**64 - 1, -1])
+    neighbours = [2**31 - 17, 2**31 - 12, 2**63 - 17, 2**63 - 12, 2.0**47 - 1, 2.0**47 + 4, 2**32 - 2, 2**32, 0, -2]
+    assert not any(is_blank(value) for value in neighbours)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +322,27 @@ def test_a_lost_gpu_is_told_at_every_sample_and_the_others_go_on(opened: Opener)
     assert not watched.why("everything")
 
 
+def test_a_gpu_that_comes_back_is_found_anew_and_nothing_of_before_is_believed(opened: Opener) -> None:
+    watched = opened(is_open=False)
+    watched.state.put(1, uuid="GPU-before", pids=f"{PID}:5")
+    watched.state.fail(1, "power", 3)
+    watched.collector.open()
+    watched.wait(lambda: PID in watched.collector.gpu_by_pid())
+    watched.state.fail(1, "all", 15)
+    watched.row(1, is_lost)
+    assert PID not in watched.collector.gpu_by_pid()
+    watched.state.fail(1, "handle", 15)
+    watched.state.remove(1, "all")
+    for _ in range(3):
+        assert is_lost(watched.row(1))
+    watched.state.put(1, uuid="GPU-after", power=577_000)
+    watched.state.remove(1, "handle", "pids")
+    row = watched.row(1, lambda row: not is_lost(row))
+    assert is_whole(row)
+    assert row.power_w[0] == 577
+    assert watched.collector.gpus()[1].uuid == "GPU-after"
+
+
 @pytest.mark.parametrize("key", ["power", "field45", "pids", "handle"])
 def test_a_gpu_that_is_lost_in_the_middle_of_a_reading_gives_no_half_of_it(opened: Opener, key: str) -> None:
     watched = opened(is_open=False)
@@ -408,7 +437,7 @@ def test_in_mig_mode_the_gpu_is_sampled_and_processes_have_their_device(opened: 
     watched.state.put("1.0", uuid="MIG-x", pids=f"{PID}:997")
     watched.state.put("1.3", uuid="MIG-y", pids=f"{PID + 1}:991")
     if may_see_all:
-        watched.state.put(1, pids=f"{PID}:997@1,{PID + 1}:991@5,{PID + 2}:5")
+        watched.state.put(1, pids=f"{PID}:9973@1,{PID + 1}:9973@5,{PID + 2}:5")
     else:
         watched.state.fail(1, "pids", 4)
     watched.collector.open()

@@ -15,7 +15,9 @@ from agents.ebpf.libraries import Library, LibraryFinder
 
 ENVIRONMENT_BYTES_MAX = 1 << 20
 MAPS_BYTES_MAX = 16 << 20
-LOOKS_MAX = 128  # in one scan at processes that were no candidates before; the others wait for the next
+# In one scan; the others wait for the next. A second look at a process that has not changed takes microseconds.
+FIRST_LOOKS_MAX = 256
+LOOKS_MAX = 64
 LOOK_AGAIN_NS_MIN = 400_000_000
 LOOK_AGAIN_NS_MAX = 60_000_000_000
 EXPECTANT_NS = 600_000_000_000  # for so long a process with a rank and without NCCL is looked at in every scan
@@ -41,7 +43,7 @@ class Candidate:
     @property
     def started_ns(self) -> int:
         """By the monotonic clock, as long as the machine has not slept."""
-        return self.key.start_ticks * 1_000_000_000 // _TICKS_PER_S
+        return started_ns(self.key)
 
     @property
     def maps_nccl(self) -> bool:
@@ -59,7 +61,8 @@ class _Known:
     next_look_ns: int | None  # None: never again
     candidate: Candidate | None = None
     unmapped_ns: int | None = None
-    n_code: int = -1  # mappings with code at the last look
+    size: int = -1  # bytes of address space at the last look
+    code: tuple[int, bytes] = (-1, b"")  # mappings with code, and the first mapping
 
 
 FindLibraries = Callable[[Sequence[int]], Mapping[int, Sequence[Library]]]
@@ -92,8 +95,7 @@ class Processes:
                 known = self._known[pid] = _Known(inode, None, now_ns, now_ns)
             if known.next_look_ns is not None and known.next_look_ns <= now_ns:
                 due.append(pid)
-        due.sort(key=lambda pid: (self._known[pid].candidate is None, self._known[pid].next_look_ns or 0))
-        self._look(due[:LOOKS_MAX], now_ns)
+        self._look(self._in_turn(due), now_ns)
         return [k.candidate for _, k in sorted(self._known.items()) if k.candidate is not None]
 
     def take_ended(self) -> list[ProcessKey]:
@@ -122,6 +124,14 @@ class Processes:
                 remedy="run the agent as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
             )
         ]
+
+    def _in_turn(self, due: Sequence[int]) -> list[int]:
+        """Return which of those that are due to look at now: all candidates, and the others by their turn."""
+        candidates = [pid for pid in due if self._known[pid].candidate is not None]
+        new = [pid for pid in due if self._known[pid].key is None]
+        rest = [pid for pid in due if self._known[pid].candidate is None and self._known[pid].key is not None]
+        rest.sort(key=lambda pid: self._known[pid].next_look_ns or 0)
+        return [*candidates, *new[:FIRST_LOOKS_MAX], *rest[:LOOKS_MAX]]
 
     def _still(self, pid: int, known: _Known, inode: int) -> _Known | None:
         """Return a process if it has this number still; None where the number is used again, or by a zombie."""
@@ -152,33 +162,36 @@ class Processes:
                 self._known[pid].next_look_ns = now_ns + LOOK_AGAIN_NS_MAX
             else:
                 stats[pid] = stat
-        changed = [pid for pid, stat in stats.items() if not stat.is_kernel_thread and self._has_changed(pid)]
+        changed = [pid for pid, s in stats.items() if not s.is_kernel_thread and self._has_changed(pid, s)]
         libraries = self.find(changed)
         for pid, stat in stats.items():
             known = self._known[pid]
             if known.key is not None and known.key.start_ticks != stat.start_ticks:
                 self._end(pid)
-                known = self._known[pid] = _Known(known.inode, None, now_ns, now_ns)
+                self._known[pid] = _Known(known.inode, None, now_ns, now_ns)  # looked at in the next scan
+                continue
             known.key = ProcessKey(pid, stat.start_ticks)
             if stat.is_kernel_thread:
                 known.next_look_ns = None
                 continue
-            # A program that was started in place of another has other code, and may have another environment.
-            if pid in libraries or known.candidate is None:
-                known.candidate = self._candidate(known, stat, tuple(libraries.get(pid, ())))
+            if pid in libraries:
+                known.candidate = self._candidate(known, stat, tuple(libraries[pid]))
             if known.candidate is None or not known.candidate.maps_nccl:
                 known.unmapped_ns = now_ns
             known.next_look_ns = now_ns + _pause_ns(known, now_ns)
 
-    def _has_changed(self, pid: int) -> bool:
-        """Whether a process maps more code, or less, than when it was looked at last."""
-        try:
-            n_code = _read(f"/proc/{pid}/maps", MAPS_BYTES_MAX).count(b" r-xp ")
-        except OSError:
-            n_code = 0
+    def _has_changed(self, pid: int, stat: "_Stat") -> bool:
+        """Whether a process has mapped code since it was looked at last, or has begun another program."""
         known = self._known[pid]
-        is_changed, known.n_code = n_code != known.n_code, n_code
-        return is_changed
+        if stat.size == known.size:
+            return False
+        try:
+            maps = _read(f"/proc/{pid}/maps", MAPS_BYTES_MAX)
+        except OSError:
+            maps = b""
+        before, known.code = known.code, (maps.count(b" r-xp "), maps[: maps.find(b"\n")])
+        known.size = stat.size
+        return known.code != before
 
     def _candidate(self, known: _Known, stat: "_Stat", libraries: tuple[Library, ...]) -> Candidate | None:
         assert known.key is not None
@@ -196,7 +209,7 @@ class Processes:
         return Candidate(
             key=known.key,
             parent=stat.parent,
-            start_ns=self._boot_ns + stat.start_ticks * 1_000_000_000 // _TICKS_PER_S,
+            start_ns=self._boot_ns + started_ns(known.key),
             namespace_pid=_namespace_pid(pid),
             environment=_parse_environment(raw, self.names),
             libraries=libraries,
@@ -206,7 +219,8 @@ class Processes:
 
 def _pause_ns(known: _Known, now_ns: int) -> int:
     """Return for how long not to look again."""
-    age_ns = now_ns - known.seen_ns
+    assert known.key is not None
+    age_ns = now_ns - started_ns(known.key)
     candidate = known.candidate
     if candidate is not None and not candidate.maps_nccl and age_ns < EXPECTANT_NS:
         return LOOK_AGAIN_NS_MIN
@@ -218,6 +232,12 @@ class _Stat:
     parent: int
     start_ticks: int
     is_kernel_thread: bool
+    size: int  # bytes of address space
+
+
+def started_ns(key: ProcessKey) -> int:
+    """Return when a process started, from the machine's start on."""
+    return key.start_ticks * 1_000_000_000 // _TICKS_PER_S
 
 
 def read_key(pid: int) -> ProcessKey | None:
@@ -256,7 +276,7 @@ def _read_stat(pid: int) -> _Stat | None:
         fields = raw[raw.rindex(b")") + 2 :].split()
         if fields[0] in {b"Z", b"X"}:
             return None
-        return _Stat(int(fields[1]), int(fields[19]), bool(int(fields[6]) & _KERNEL_THREAD))
+        return _Stat(int(fields[1]), int(fields[19]), bool(int(fields[6]) & _KERNEL_THREAD), int(fields[20]))
     except (OSError, ValueError, IndexError):
         return None
 

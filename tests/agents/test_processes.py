@@ -295,8 +295,8 @@ def test_a_number_that_the_tracer_saw_is_looked_at_in_the_next_scan(start: Start
 
 def test_old_processes_are_looked_at_ever_more_seldom(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     rank, other = start({"RANK": "0", "WORLD_SIZE": "1"}), start()
-    looks_s: dict[str, list[int]] = {f"/proc/{process.pid}/maps": [] for process in (rank, other)}
-    now_s = 0
+    looks_s: dict[str, list[int]] = {f"/proc/{process.pid}/stat": [] for process in (rank, other)}
+    start_ns, now_s = time.monotonic_ns(), 0
 
     def read(path: str, n_bytes_max: int) -> bytes:
         if path in looks_s:
@@ -306,7 +306,7 @@ def test_old_processes_are_looked_at_ever_more_seldom(start: Start, monkeypatch:
     monkeypatch.setattr("agents.processes._read", read)
     processes = Processes(NAMES)
     for now_s in range(0, 599, 2):
-        processes.scan(now_s * 1_000_000_000)
+        processes.scan(start_ns + now_s * 1_000_000_000)
     of_rank, of_other = looks_s.values()
     assert len(of_rank) > 290, "a rank that has no NCCL yet is looked at every time"
     gaps_s = [after - before for before, after in itertools.pairwise(of_other)]

@@ -89,7 +89,6 @@ struct job { /* a communicator in the making */
 };
 
 struct work {
-  cudaStream_t stream;
   int count;
   struct operation operations[MAX_GROUP];
 };
@@ -102,10 +101,6 @@ static __thread cudaStream_t operation_streams[MAX_GROUP];
 
 /* ---- work on a stream ---- */
 
-static void note(struct operation *operation, uint64_t start_ns) {
-  inspector_note(operation, start_ns, stubNow());
-}
-
 static void run(void *argument) {
   struct work *work = argument;
   int first_peer = work->count;
@@ -116,7 +111,7 @@ static void run(void *argument) {
     uint64_t start_ns = stubNow();
     result = work->operations[i].comm->state;
     if (result == ncclSuccess) result = wire_collective(&work->operations[i]);
-    if (result == ncclSuccess) note(&work->operations[i], start_ns);
+    if (result == ncclSuccess) inspector_note(&work->operations[i], start_ns, stubNow());
     else work->operations[i].comm->state = result;
   }
   if (first_peer < work->count && result == ncclSuccess) {
@@ -125,7 +120,7 @@ static void run(void *argument) {
     result = peers->comm->state;
     if (result == ncclSuccess) result = wire_exchange(peers, work->count - first_peer);
     for (int i = first_peer; i < work->count; i++)
-      if (result == ncclSuccess) note(&work->operations[i], start_ns);
+      if (result == ncclSuccess) inspector_note(&work->operations[i], start_ns, stubNow());
       else work->operations[i].comm->state = result;
   }
   free(work);
@@ -133,7 +128,6 @@ static void run(void *argument) {
 
 static void launch_stream(cudaStream_t stream) {
   struct work *work = malloc(sizeof *work);
-  work->stream = stream;
   work->count = 0;
   /* Collectives in the order of their calls, then sends and receives all at once. */
   for (int is_peer = 0; is_peer <= 1; is_peer++)

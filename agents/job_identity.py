@@ -263,7 +263,9 @@ class Discovery:
         is_late = self.registry.is_late(known.candidate.key)
         if launch is None:
             since_ns = known.first_seen_ns if known.called_ns is None else known.called_ns
-            if known.rank is not None or now_ns - since_ns < self.config.wait_ns:
+            # Nobody will see the world communicator of a late process being made; others tell it, once it has a name.
+            wait_ns = self.config.settle_ns if is_late else self.config.wait_ns
+            if known.rank is not None or now_ns - since_ns < wait_ns:
                 return
             launch = guessed_launch_name(known.candidate.environment, claim)
             known.is_guessed = True

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.collector import Limit, Observations, ProcessKey, RankProcess
-from agents.communicators import Membership, Registry
+from agents.communicators import PROCESSES_MAX, Membership, Registry
+from agents.processes import read_key
 from schemas.events import Op
 
 STRANGER_NS = 3_000_000_000  # after which a pointer's creation is not told any more
@@ -72,7 +73,7 @@ class Late:
 
     def find(self, key: ProcessKey, pointer: int) -> Membership | None:
         """Return the communicator of a pointer that the registry has no name for, if it could be told which it is."""
-        process = self._processes.setdefault(key, _Process())
+        process = self._process(key)
         now_ns = time.monotonic_ns()
         if len(process.first_seen_ns) < POINTERS_MAX:
             process.first_seen_ns.setdefault(pointer, now_ns)
@@ -85,7 +86,7 @@ class Late:
         """Return a number for a pointer that stays without a name; the same for as long as its process lives."""
         if not self._registry.saw(key, pointer):
             self._registry.note_call(key, is_stranger=True)
-        process = self._processes.setdefault(key, _Process())
+        process = self._process(key)
         if len(process.named) < POINTERS_MAX:
             process.named.add(pointer)
         text = f"{_boot()} {key.pid} {key.start_ticks} {pointer}"
@@ -150,6 +151,15 @@ class Late:
                 remedy="start the agent before the job, keep its state_file, or switch NCCL Inspector on",
             )
         ]
+
+    def _process(self, key: ProcessKey) -> _Process:
+        process = self._processes.get(key)
+        if process is None:
+            if len(self._processes) >= PROCESSES_MAX:
+                for other in [other for other in self._processes if read_key(other.pid) != other]:
+                    self.forget(other)
+            process = self._processes[key] = _Process()
+        return process
 
     def _match(self, key: ProcessKey, process: _Process) -> None:
         known = {m.comm for m in self._registry.memberships(key)}

@@ -189,11 +189,12 @@ def test_a_communicator_in_progress_is_one() -> None:
 
 def test_children_are_nameless_once_creations_may_have_been_lost() -> None:
     registry = Registry()
-    world = make_world(registry, [A, B])
-    registry.doubt([A])
+    make_world(registry, [A])
+    registry.doubt()
     split(registry, A, 0x2000, nth=0, color=0)
-    split(registry, B, 0x2000, nth=0, color=0)
     assert registry.find(A, 0x2000) is None
+    world = make_world(registry, [B], seed=7)
+    split(registry, B, 0x2000, nth=0, color=0)
     assert found(registry, B, 0x2000).comm == child_hash(world, 1, 0)
 
 
@@ -363,6 +364,17 @@ def test_a_process_that_has_ended_leaves_nothing(tmp_path: Path) -> None:
     registry.forget(B)
     assert registry._splits == {}
     assert registry._processes == {}
+
+
+def test_processes_that_ended_without_anybody_saying_so_are_let_go_of(
+    process: ProcessKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.communicators.PROCESSES_MAX", 3)
+    registry = Registry()
+    ended_ones = [ProcessKey(process.pid, process.start_ticks + n) for n in range(1, 4)]
+    make_world(registry, [*ended_ones[:2], process, ended_ones[2]])
+    assert registry.find(process, 0x1000) is not None
+    assert [registry.calls_nccl(key) for key in ended_ones] == [False, False, True]
 
 
 def test_communicators_beyond_the_bound_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

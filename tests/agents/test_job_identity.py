@@ -333,8 +333,8 @@ def test_agents_that_all_come_late_guess_alike_after_a_while_and_say_so() -> Non
         node.start(process)
         node.registry.note_call(process.key, is_stranger=True)
         assert node.look() == []
-        assert node.look(after_s=50.0) == []
-        assert len(node.look(after_s=11.0)) == 1
+        assert node.look(after_s=4.0) == []
+        assert len(node.look(after_s=2.0)) == 1
         assert "guessed" in node.discovery.limits()[0].why
     assert len(names([rank for node in nodes for rank in node.look()])) == 1
 
@@ -360,7 +360,8 @@ def test_a_job_that_never_makes_a_world_communicator_keeps_the_name_that_all_its
     node.start(process)
     node.make(process, 103, rank=0, size=2)
     node.look()
-    (guessed,) = node.look(after_s=61.0)
+    assert node.look(after_s=50.0) == []
+    (guessed,) = node.look(after_s=11.0)
     node.make(process, 107, rank=0, size=4)
     assert node.look() == [guessed]
 

@@ -2,7 +2,8 @@
 # Brings what Debian has to provide, and says what is missing where it may not.
 #
 #   deploy/debian.sh python INTERPRETER   an interpreter of a supported version that can make virtual environments
-#   deploy/debian.sh tools FOLDER         Java and Maven (Apache Kafka), and Prometheus unpacked below FOLDER
+#   deploy/debian.sh tools FOLDER         what tests need: Java and Maven (Apache Kafka), Prometheus unpacked below
+#                                         FOLDER, and for the testbed bcc, compilers and network tools
 #
 # Prometheus is unpacked and not installed, because installing it starts a service on a fixed port.
 set -euo pipefail
@@ -35,6 +36,7 @@ python() {
 tools() {
     command -v java >/dev/null || install default-jre-headless
     command -v mvn >/dev/null || install maven
+    testbed
     if ! command -v prometheus >/dev/null; then
         mkdir -p "$1"
         cd "$1"
@@ -43,6 +45,17 @@ tools() {
         dpkg-deb --extract prometheus_*.deb .
         rm prometheus_*.deb
     fi
+}
+
+# The kernel's programs, stub libraries of NCCL, CUDA and NVML, and networks to run them in.
+testbed() {
+    local missing=()
+    [ -e /usr/lib/python3/dist-packages/bcc ] || missing+=(python3-bpfcc)
+    command -v cc >/dev/null || missing+=(gcc libc6-dev)
+    command -v readelf >/dev/null || missing+=(binutils)
+    command -v clang >/dev/null || missing+=(clang)
+    { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)
+    [ "${#missing[@]}" -eq 0 ] || install "${missing[@]}"
 }
 
 "$@"

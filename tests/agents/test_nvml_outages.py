@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from agents.collector import CollectorError, NotAvailable
 from agents.nvml import NvmlCollector
 from schemas.events import Sensor
-from tests.agents.nvml_watch import FAST, Opener, Watched, is_lost, is_whole, stub, stubbed
+from tests.agents.nvml_watch import FAST, SEEN_S_MAX, Opener, Watched, is_lost, is_whole, stub, stubbed
 from tests.conftest import REPOSITORY
 from tests.testbed.nvml_stub import LIBRARY, StubState
 
@@ -229,6 +230,44 @@ def test_a_gpu_that_is_lost_when_nvml_is_opened_again_keeps_its_number_and_name(
     watched.state.remove(1, "handle", "all")
     watched.row(1, is_whole)
     assert watched.collector.gpus()[1].uuid == "GPU-b"
+    watched.row(1, is_whole)
+    assert not watched.gather(31).is_lost.any()
+
+
+def test_a_gpu_that_turns_out_to_be_another_than_was_thought_gets_its_number_back(opened: Opener) -> None:
+    watched = opened(is_open=False)
+    driver_has(watched, "0000:01:00.0", "0000:02:00.0")
+    for gpu, name in enumerate("abc"):
+        watched.state.put(gpu, uuid=f"GPU-{name}", temperature=41 + gpu)
+    watched.collector.open()
+    watched.row(2, is_whole)
+    watched.state.put(2, uuid="GPU-b", temperature=42)
+    watched.state.put(1, uuid="GPU-c", temperature=43, handle="E15")
+    driver_has(watched, "0000:01:00.0")
+    watched.row(3, is_lost)  # who it is cannot be told
+    watched.state.remove(1, "handle")
+    assert watched.row(2, is_whole).temperature_c[0] == 43
+    assert watched.row(1, is_whole).temperature_c[0] == 42
+    assert set(watched.gather(31).gpu) == {0, 1, 2}
+
+
+def test_what_was_read_just_before_an_outage_is_told(opened: Opener) -> None:
+    watched = opened(replace(FAST, sample_s=0.05))
+    watched.state.put(1, xid="79@1")
+    session = watched.collector._session
+    assert session is not None
+    reader = session.readers[1]
+
+    def has_xid() -> bool:
+        return any("xid" in reading.values for reading in reader._readings.copy())
+
+    deadline_s = time.monotonic() + SEEN_S_MAX
+    while not has_xid():
+        assert time.monotonic() < deadline_s
+    watched.state.put("*", init="E9", all="E9")
+    while watched.collector.sensors:
+        assert time.monotonic() < deadline_s
+    assert 79 in watched.until(lambda new: len(new) > 0).xid
 
 
 def test_a_driver_update_is_taken_in_without_a_restart_of_the_agent(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ GONE_MAX = 4096  # ended processes whose records may still come
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_KUBERNETES_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _RANK_MARKS = (b"RANK=", b"RANK_", b"PROCID=", b"RANKID=")
 
 
@@ -211,7 +212,7 @@ class Processes:
             parent=stat.parent,
             start_ns=self._boot_ns + started_ns(known.key),
             namespace_pid=_namespace_pid(pid),
-            environment=_parse_environment(raw, self.names),
+            environment=_parse_environment(raw, self.names) | _read_namespace(pid, raw),
             libraries=libraries,
             unmapped_ns=known.unmapped_ns,
         )
@@ -290,6 +291,17 @@ def _namespace_pid(pid: int) -> int:
         if line.startswith(b"NSpid:"):
             return int(line.split()[-1])
     return pid
+
+
+def _read_namespace(pid: int, environment: bytes) -> dict[str, str]:
+    """Return a pod's namespace, which its processes are not told by a variable: names mean something within one."""
+    if b"KUBERNETES_SERVICE_HOST=" not in environment:
+        return {}
+    try:
+        raw = _read(f"/proc/{pid}/root{_KUBERNETES_NAMESPACE}", 256)
+    except OSError:
+        return {}
+    return {"KUBERNETES_NAMESPACE": raw.decode("ascii", "replace").strip()}
 
 
 def _parse_environment(raw: bytes, names: Collection[str]) -> dict[str, str]:

@@ -104,7 +104,7 @@ def job_name(environment: Mapping[str, str], claim: Claim, node: str) -> str | N
         return fit(run)
     master, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if master:
-        place = node if _LOOPBACK.fullmatch(master.lower()) else ""
+        place = node if _LOOPBACK.fullmatch(master.lower()) else environment.get("KUBERNETES_NAMESPACE", "")
         return fit(f"{master}-{port or 'default'}-{digest(master, port or '', place)}")
     launch = _launch(environment)
     return fit(f"{claim.launcher or 'launch'}-{launch}") if launch else None

@@ -250,6 +250,16 @@ def test_an_environment_may_hold_anything(start: Start) -> None:
         process.wait()
 
 
+def test_a_pod_has_the_name_of_its_namespace(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "namespace").write_text("team-a\n")
+    monkeypatch.setattr("agents.processes._KUBERNETES_NAMESPACE", str(tmp_path / "namespace"))
+    processes = Processes(NAMES)
+    rank = {"RANK": "0", "WORLD_SIZE": "1"}
+    pod, other = start(rank | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), start(rank)
+    assert candidate_of(processes, pod.pid).environment == rank | {"KUBERNETES_NAMESPACE": "team-a"}
+    assert candidate_of(processes, other.pid).environment == rank
+
+
 def test_an_environment_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     monkeypatch.setattr("agents.processes.ENVIRONMENT_BYTES_MAX", 1009)
     processes = Processes(NAMES)

@@ -152,6 +152,12 @@ def test_two_jobs_with_run_id_none_differ_by_their_master_and_each_is_alike_on_i
     assert job(first) != job(first | {"MASTER_ADDR": "node-7"})
 
 
+def test_jobs_of_one_name_in_two_kubernetes_namespaces_are_two() -> None:
+    pods = [TORCHRUN | {"MASTER_ADDR": "llama-master-0", "KUBERNETES_NAMESPACE": team} for team in ("a", "b")]
+    assert job(pods[0]) != job(pods[1])
+    assert job(pods[0], "node-1") == job(pods[0], "node-2")
+
+
 @pytest.mark.parametrize("master", ["localhost", "127.0.0.1", "127.1.2.3", "::1", "localhost.localdomain"])
 def test_jobs_on_two_nodes_that_both_call_their_master_localhost_are_two(master: str) -> None:
     environment = TORCHRUN | {"MASTER_ADDR": master}

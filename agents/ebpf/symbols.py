@@ -54,6 +54,8 @@ def read_image(path: str, names: Collection[str]) -> Image:
     try:
         with open(path, "rb") as file:
             elf = ELFFile(file)
+            if not elf.num_sections():
+                raise NotALibrary(f"{path} has no table of sections")
             return Image(_find(elf, file, names), _build_id(elf))
     except (OSError, ELFError, ValueError) as error:
         raise NotALibrary(f"{path} cannot be read: {error}") from error

@@ -91,7 +91,7 @@ class Tracer:
         """Observe a library in all processes that have it mapped, or ever will; return what of it cannot be seen."""
         if library.identity in self._probes:
             return []
-        wanted = self._wanted()
+        wanted = self._wanted(library.kind)
         try:
             image = read_image(library.path, [function.symbol for function in wanted])
         except NotALibrary as error:
@@ -195,10 +195,13 @@ class Tracer:
         programs |= {function.leave for function in wanted if function.leave and self.has_return_probes}
         self._backend.load(_SOURCE, defines, sorted(programs))
 
-    def _wanted(self) -> list[Function]:
+    def _wanted(self, kind: str | None = None) -> list[Function]:
+        """Return what is observed in a kind of library; NCCL has a CUDA runtime inside whose waits are its own."""
         bcast = [functions.BCAST] if self.has_return_probes else []
         launches = functions.LAUNCHES if self._count_launches else ()
-        return [*functions.NCCL, *bcast, *functions.SYNCS, *launches]
+        nccl = [*functions.NCCL, *bcast] if kind != "cudart" else []
+        cuda = [*functions.SYNCS, *launches] if kind != "nccl" else []
+        return nccl + cuda
 
     def _is_wanted(self, function: Function, symbol: Symbol) -> bool:
         return symbol.is_cheap is not False or not function.is_hot or self._probe_dear

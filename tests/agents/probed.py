@@ -67,15 +67,19 @@ class Truth(NamedTuple):
         return int(OPS[self.function]), self.elements * SIZES[self.type], self.comm, self.peer, self.tid
 
 
-def build_library(folder: Path, *flags: str, name: str = "libnccl.so.2") -> Path:
-    """Compile probed_library.c; without flags, so that all of its functions can be probed cheaply."""
+def build_library(folder: Path, *flags: str) -> Path:
+    """Compile probed_library.c to a libnccl.so.2, which is returned, and a libcudart.so.12 beside it.
+
+    Without flags, all of their functions can be probed cheaply.
+    """
     if shutil.which("cc") is None:
         give_up("no C compiler: install Debian's gcc and libc6-dev")
-    path = folder / name
     own = flags or (*PUSHES, *(["-fcf-protection=none"] if platform.machine() == "x86_64" else []))
     command = ["cc", "-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *own]
-    subprocess.run([*command, "-o", str(path), str(HERE / "probed_library.c")], check=True)
-    return path
+    source = str(HERE / "probed_library.c")
+    subprocess.run([*command, "-DCUDART", "-o", str(folder / "libcudart.so.12"), source], check=True)
+    subprocess.run([*command, "-o", str(folder / "libnccl.so.2"), source], check=True)
+    return folder / "libnccl.so.2"
 
 
 class Victim:
@@ -115,6 +119,11 @@ class Victim:
     def libraries(self) -> list[Library]:
         """Return what the agent finds in it."""
         return find_libraries([self.pid])[self.pid]
+
+    def nccl(self) -> Library:
+        """Return the one that is NCCL."""
+        (found,) = (library for library in self.libraries() if library.kind == "nccl")
+        return found
 
     def end(self) -> None:
         """Let it end by itself."""

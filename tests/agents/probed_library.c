@@ -1,5 +1,6 @@
-/* NCCL's and the CUDA runtime's public functions, doing nothing but what the tests of the tracer need: a result that
- * can be told from the arguments, communicators whose addresses are used again, and splits that finish late. */
+/* NCCL's public functions, or with CUDART those of the CUDA runtime, doing nothing but what the tests of the tracer
+ * need: a result that can be told from the arguments, communicators whose addresses are used again, and splits that
+ * finish late. */
 #include <stddef.h>
 #include <string.h>
 #include <time.h>
@@ -11,6 +12,42 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 
+long probed_delay_ns;
+
+/* A count of 13 is refused, as NCCL refuses invalid arguments. */
+static ncclResult_t work(size_t count)
+{
+    if (probed_delay_ns)
+        nanosleep(&(struct timespec){.tv_nsec = probed_delay_ns}, NULL);
+    return count == 13 ? 4 : 0;
+}
+
+#ifdef CUDART
+
+int cudaStreamSynchronize(stream_t stream)
+{
+    (void)stream;
+    return work(0);
+}
+
+int cudaEventSynchronize(void *event)
+{
+    (void)event;
+    return work(0);
+}
+
+int cudaDeviceSynchronize(void)
+{
+    return work(0);
+}
+
+int cudaLaunchKernel(void)
+{
+    return work(0);
+}
+
+#else
+
 struct comm {
     int is_used;
     char room[60];
@@ -20,7 +57,6 @@ struct comm {
 static struct comm comms[COMMS];
 static ncclComm_t *unfinished[COMMS];
 static int n_unfinished, depth;
-long probed_delay_ns;
 
 static ncclComm_t take(void)
 {
@@ -30,14 +66,6 @@ static ncclComm_t take(void)
             return &comms[i];
         }
     return NULL;
-}
-
-/* A count of 13 is refused, as NCCL refuses invalid arguments. */
-static ncclResult_t work(size_t count)
-{
-    if (probed_delay_ns)
-        nanosleep(&(struct timespec){.tv_nsec = probed_delay_ns}, NULL);
-    return count == 13 ? 4 : 0;
 }
 
 #define TWO const void *from, void *to, size_t count, int type
@@ -193,28 +221,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     return 0;
 }
 
-int cudaStreamSynchronize(stream_t stream)
-{
-    (void)stream;
-    return work(0);
-}
-
-int cudaEventSynchronize(void *event)
-{
-    (void)event;
-    return work(0);
-}
-
-int cudaDeviceSynchronize(void)
-{
-    return work(0);
-}
-
-int cudaLaunchKernel(void)
-{
-    return work(0);
-}
-
 double probed_ns_per_call(long n, size_t step)
 {
     struct timespec begin, end;
@@ -224,3 +230,5 @@ double probed_ns_per_call(long n, size_t step)
     clock_gettime(CLOCK_MONOTONIC, &end);
     return ((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / n;
 }
+
+#endif

@@ -6,6 +6,7 @@ representation of what that source left in `answer`.
 
 import ast
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -77,10 +78,13 @@ class Victim:
 
     def __init__(self, path: str) -> None:
         self.library: Any = ctypes.CDLL(path)
+        beside = os.path.join(os.path.dirname(path), "libcudart.so.12")
+        self.cuda: Any = ctypes.CDLL(beside) if os.path.exists(beside) else None
         self.truth: list[Truth] = []
         for name, types in SIGNATURES.items():
-            if hasattr(self.library, name):
-                getattr(self.library, name).argtypes = types
+            for library in (self.library, self.cuda):
+                if hasattr(library, name):
+                    getattr(library, name).argtypes = types
         if hasattr(self.library, "probed_ns_per_call"):
             self.library.probed_ns_per_call.restype = ctypes.c_double
 

@@ -90,7 +90,7 @@ def test_a_run_that_was_told_while_open_is_not_lost_later(tracer: Tracer, librar
 
 def test_waits_and_communicators_without_room_are_counted(tracer: Tracer, library: Path) -> None:
     with Victim(library) as victim:
-        victim.do("for _ in range(101): me.library.cudaDeviceSynchronize()")
+        victim.do("for _ in range(101): me.cuda.cudaDeviceSynchronize()")
         records = tracer.take()
         assert len(records.syncs) + records.lost_other == 101
         victim.do("for _ in range(5003): me.library.ncclCommDestroy(me.create(2, 0))")

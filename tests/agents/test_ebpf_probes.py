@@ -55,7 +55,7 @@ def is_probed(victim: Victim, library: Library) -> bool:
 
 def test_an_agent_that_is_killed_leaves_no_probe_behind(library: Path) -> None:
     with Victim(library) as victim:
-        (found,) = victim.libraries()
+        found = victim.nccl()
         assert not is_probed(victim, found)
         with subprocess.Popen(
             [sys.executable, "-c", AGENT, str(victim.pid)],
@@ -79,7 +79,7 @@ def test_detaching_one_library_leaves_the_others_and_is_quick(tracer: Tracer, tm
     with Victim(first) as one, Victim(second) as two:
         attach(tracer, one)
         attach(tracer, two)
-        (library,), (other,) = one.libraries(), two.libraries()
+        library, other = one.nccl(), two.nccl()
         assert is_probed(one, library)
         begin_s = time.monotonic()
         tracer.detach(library)
@@ -97,7 +97,7 @@ def test_after_closing_the_last_calls_can_still_be_taken(library: Path) -> None:
     with Victim(library) as victim:
         attach(tracer, victim)
         victim.do("for _ in range(7): me.call('ncclAllReduce')")
-        (found,) = victim.libraries()
+        found = victim.nccl()
         tracer.close()
         assert not is_probed(victim, found)
         assert tracer.take().runs["count"].tolist() == [7]
@@ -135,7 +135,7 @@ def test_a_library_in_another_mount_namespace_is_probed(tracer: Tracer, library:
     """The path that the process sees does not exist for us."""
     inside = tmp_path / "only-inside"
     inside.mkdir()
-    script = f'mount -t tmpfs tmpfs "{inside}" && cp "{library}" "{inside}/" && exec "$@"'
+    script = f'mount -t tmpfs tmpfs "{inside}" && cp "{library.parent}"/lib* "{inside}/" && exec "$@"'
     with Victim(
         inside / library.name, "unshare", "--mount", "--propagation=private", "sh", "-c", script, "sh"
     ) as victim:
@@ -148,7 +148,7 @@ def test_a_library_in_another_mount_namespace_is_probed(tracer: Tracer, library:
 def test_a_library_that_was_deleted_while_in_use_is_probed(tracer: Tracer, library: Path) -> None:
     with Victim(library) as victim:
         library.unlink()
-        (found,) = victim.libraries()
+        found = victim.nccl()
         assert found.name == str(library)
         attach(tracer, victim)
         victim.do("for _ in range(7): me.call('ncclAllReduce')")
@@ -172,7 +172,7 @@ def test_a_library_that_was_replaced_while_in_use_is_not_confused_with_the_new_o
 def test_functions_that_would_be_single_stepped_are_reported_and_left_alone(tracer: Tracer, tmp_path: Path) -> None:
     protected = build_library(tmp_path, *PUSHES, "-fcf-protection=full")
     with Victim(protected) as victim:
-        (found,) = victim.libraries()
+        found = victim.nccl()
         limits = tracer.attach(found)
         assert "ncclAllReduce" in {limit.what.split()[0] for limit in limits}
         assert all("f3 0f 1e fa" in limit.why for limit in limits)
@@ -200,7 +200,7 @@ def test_functions_that_would_be_single_stepped_are_probed_when_asked_for(tmp_pa
 
 def test_a_file_that_is_no_library_hurts_no_other(tracer: Tracer, library: Path, tmp_path: Path) -> None:
     with Victim(library) as victim:
-        (found,) = victim.libraries()
+        found = victim.nccl()
         bad = tmp_path / "libnccl.so.3"
         bad.write_text("no library")
         for path in (str(bad), str(tmp_path / "missing"), "/proc/self/exe"):
@@ -225,7 +225,7 @@ def test_a_place_that_cannot_be_probed_costs_no_other_place(
 
     monkeypatch.setattr("agents.ebpf.tracer.read_image", one_is_wrong)
     with Victim(library) as victim:
-        (found,) = victim.libraries()
+        found = victim.nccl()
         limits = tracer.attach(found)
         assert {limit.what.split()[0] for limit in limits} == {"ncclGather"}
         victim.do("for _ in range(7): me.call('ncclAllReduce')")
@@ -238,7 +238,7 @@ def test_without_links_of_uprobes_perf_events_do(
     monkeypatch.setattr(tracer, "_prober", Prober(has_links=False))
     # The kernel takes its time over each event's end.
     monkeypatch.setattr(functions, "NCCL", [each for each in functions.NCCL if each.symbol == "ncclBroadcast"])
-    monkeypatch.setattr(functions, "SYNCS", ())
+    monkeypatch.setattr(functions, "SYNCS", functions.SYNCS[:1])
     with Victim(library) as victim:
         attach(tracer, victim)
         victim.do("for _ in range(7): me.call('ncclBcast')")
@@ -292,7 +292,7 @@ def test_entries_alone_still_tell_what_is_called(library: Path) -> None:
                 """
                 for _ in range(7): me.call("ncclAllReduce", comm=comm)
                 for root in range(5): me.call("ncclBcast", peer=root, comm=comm)
-                me.library.cudaDeviceSynchronize()
+                me.cuda.cudaDeviceSynchronize()
                 me.library.ncclGroupStart()
                 me.call("ncclSend", peer=3, comm=comm)
                 me.library.ncclGroupEnd()

@@ -122,9 +122,9 @@ def test_what_a_call_returned_is_kept_also_within_a_run(tracer: Tracer, victim: 
 @pytest.mark.parametrize(
     "between",
     [
-        "me.library.cudaStreamSynchronize(None)",
-        "me.library.cudaEventSynchronize(None)",
-        "me.library.cudaDeviceSynchronize()",
+        "me.cuda.cudaStreamSynchronize(None)",
+        "me.cuda.cudaEventSynchronize(None)",
+        "me.cuda.cudaDeviceSynchronize()",
         "me.library.ncclGroupStart()",
         "me.library.ncclGroupEnd()",
         "me.call('ncclAllGather')",
@@ -243,11 +243,11 @@ def test_threads_at_the_same_time_lose_nothing(tracer: Tracer, victim: Victim) -
 def test_waits_for_the_gpu_are_rows_of_their_own(tracer: Tracer, victim: Victim) -> None:
     before_ns, after_ns = victim.do(
         """
-        delay = ctypes.c_long.in_dll(me.library, "probed_delay_ns")
+        delay = ctypes.c_long.in_dll(me.cuda, "probed_delay_ns")
         before_ns = time.monotonic_ns()
         delay.value = 3_000_000
-        for wait in (me.library.cudaStreamSynchronize, me.library.cudaEventSynchronize): wait(None)
-        me.library.cudaDeviceSynchronize()
+        for wait in (me.cuda.cudaStreamSynchronize, me.cuda.cudaEventSynchronize): wait(None)
+        me.cuda.cudaDeviceSynchronize()
         delay.value = 0
         answer = before_ns, time.monotonic_ns()
         """
@@ -264,7 +264,7 @@ def test_waits_for_the_gpu_are_rows_of_their_own(tracer: Tracer, victim: Victim)
 
 def test_launches_are_counted(tracer: Tracer, victim: Victim) -> None:
     tracer.take()
-    victim.do("for _ in range(1009): me.library.cudaLaunchKernel()")
+    victim.do("for _ in range(1009): me.cuda.cudaLaunchKernel()")
     assert take(tracer, victim.pid).launches == 1009
     assert take(tracer, victim.pid).launches == 0
 

@@ -102,7 +102,7 @@ class CallRows:
                 least = np.broadcast_to(times.host_call, times.start.shape)
                 seconds = (times.host_start, times.host_end, count * least, least)
             for line, values in zip((START, END, TOTAL, LEAST), seconds, strict=True):
-                lines[line] = nanoseconds(values.reshape(n_rows, -1))
+                lines[line] = nanoseconds(values.reshape(n_rows, times.host_call.size))
             lines[TOTAL, is_single] = lines[LEAST, is_single] = (lines[END] - lines[START])[is_single]
             lines[READY] = lines[END]
         matrix[FIRST_SEQ] = self._first_seq(number, program)[:, None]

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from benchmarks.quality.corpus import CLASSES, Part, Seeds, episodes
+from benchmarks.quality.failures import failures
 from benchmarks.quality.matching import match
 from benchmarks.quality.pool import code_digest, outcomes
 from benchmarks.quality.report import print_table
@@ -24,8 +25,9 @@ from benchmarks.quality.score import headline
     "--part", type=click.Choice(["development", "held-out", "all"]), default="development", help="Of held_out.toml."
 )
 @click.option("--processes", default=os.cpu_count() or 1, help="How many episodes run at once.")
+@click.option("--failures", "shows_failures", is_flag=True, help="List what went wrong, episode by episode.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/quality.json"))
-def main(classes: str, share: float, seeds: Seeds, part: Part, processes: int, out: Path) -> None:
+def main(classes: str, share: float, seeds: Seeds, part: Part, processes: int, shows_failures: bool, out: Path) -> None:
     """Judge a share of the corpus, print scores by class and write them with their intervals."""
     names = [name for name in classes.split(",") if name] or list(CLASSES)
     unknown = [name for name in names if name not in CLASSES]
@@ -38,8 +40,12 @@ def main(classes: str, share: float, seeds: Seeds, part: Part, processes: int, o
     for title, is_held_out in (("held_out", True), ("development", False)):
         given = [one for one, e in zip(found, wanted, strict=True) if e.is_held_out is is_held_out]
         if given:
-            scores = headline([match(one) for one in given])
+            matched = [match(one) for one in given]
+            scores = headline(matched)
             print_table(console, title, scores)
+            if shows_failures:
+                for line in failures(matched):
+                    console.print(line, highlight=False, soft_wrap=True)
             result[title] = _finite(msgspec.to_builtins(scores))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")

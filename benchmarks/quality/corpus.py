@@ -11,6 +11,7 @@ from agents.simulated.scenario import Scenario
 from benchmarks.quality.benign import BENIGN
 from benchmarks.quality.draw import Draw
 from benchmarks.quality.faults import FAULTS, EpisodeClass
+from benchmarks.quality.layouts import LAYOUTS
 
 CLASSES: dict[str, EpisodeClass] = FAULTS | BENIGN
 Part = Literal["development", "held-out", "all"]
@@ -32,17 +33,19 @@ class Episode:
 
     def draw(self) -> tuple[Draw, Scenario]:
         """Return what chance decided, and the scenario."""
-        draw = Draw(self.class_name, self.seed)
+        draw = self._begun()
         return draw, CLASSES[self.class_name].make(draw)
+
+    def _begun(self) -> Draw:
+        layouts = (n for n, one in LAYOUTS.items() if one.shape.pp > 1 or not CLASSES[self.class_name].needs_stages)
+        return Draw(self.class_name, self.seed, tuple(layouts))
 
     @property
     def is_held_out(self) -> bool:
         """Whether nobody may tune on it."""
         lists = held_out()
         return (
-            self.seed % 2 == 1
-            or self.class_name in lists["classes"]
-            or Draw(self.class_name, self.seed).layout_name in lists["layouts"]
+            self.seed % 2 == 1 or self.class_name in lists["classes"] or self._begun().layout_name in lists["layouts"]
         )
 
 

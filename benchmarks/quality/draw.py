@@ -46,6 +46,7 @@ _SETTING_SHARES = {
     "agent_missing": 0.075,
 }
 _COMMUNICATION_SHARE = (0.04, 0.12)  # of the iteration, in the data-parallel collectives of a healthy job
+_PROMPT_SHARE = 0.15  # the others send at every sixth iteration, which costs a fraction to simulate and judge
 _LARGEST_FACTOR = 400.0  # a link at 1/400 of its speed is down for all that matters
 _PASSES = 2
 
@@ -56,17 +57,20 @@ class Draw:
 
     class_name: str
     seed: int
+    layouts: tuple[str, ...] = tuple(LAYOUTS)  # to choose from
     random: np.random.Generator = field(init=False)
     layout_name: str = field(init=False)
     setting: str = field(init=False)
+    is_prompt: bool = field(init=False)  # whether its agents send every second
     iteration_s: float = field(init=False)
     noise_cv: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng([self.seed, zlib.crc32(self.class_name.encode())])
-        self.layout_name = self.one_of(list(LAYOUTS), [layout.share for layout in LAYOUTS.values()])
+        self.layout_name = self.one_of(self.layouts, [LAYOUTS[name].share for name in self.layouts])
         self.setting = self.one_of(list(_SETTING_SHARES), list(_SETTING_SHARES.values()))
-        self.iteration_s = self.between(0.3, 3.0)
+        self.is_prompt = self.random.uniform() < _PROMPT_SHARE
+        self.iteration_s = self.between(0.3, 1.0 if self.is_prompt else 3.0)
         self.noise_cv = self.between(0.005, 0.11)
 
     @property
@@ -105,8 +109,7 @@ class Draw:
         shape, micro_batches = self.layout.shape, self.layout.micro_batches
         scale = self.iteration_s / (3 * (micro_batches + shape.pp - 1))
         ring_bytes = self.random.uniform(*_COMMUNICATION_SHARE) / 2 * self.iteration_s * Network().between_bytes_per_s
-        # One agent in five sends every second; the others at every fifth iteration, which costs a fifth to judge.
-        flush_s = 1.0 if self.random.uniform() < 0.2 else max(1.0, 5 * self.iteration_s)
+        flush_s = 1.0 if self.is_prompt else max(1.0, 6 * self.iteration_s)
         late: tuple[LateAgent, ...] = ()
         losses: tuple[LostBatches, ...] = ()
         if self.setting == "agent_missing":

@@ -2,11 +2,13 @@
 
 An incident above information is explained by a fault that was there when it was detected, or had been until shortly
 before. It is right if it says what the label says, coarse if it says that the job as a whole is slower, and wrong if it
-accuses anything else: wrong ones and those that no fault explains are false.
+accuses anything else. Wrong ones are false, as are those that no fault explains that the job felt.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from benchmarks.quality.answers import Answer, Said
 from benchmarks.quality.trial import Opening, Outcome
@@ -14,6 +16,7 @@ from schemas.alerts import Kind, Severity
 
 GRACE = 12  # iterations after a fault's end in which its incident may still be opened
 _EARLY = 1  # iterations that a number may be off at the onset
+_FELT = 1.05  # times as long as without the fault: below, the fault is absorbed
 
 
 @dataclass(slots=True)
@@ -21,31 +24,41 @@ class Finding:
     """What was said of one fault."""
 
     answer: Answer
+    standing: list[Opening] = field(default_factory=list)  # right, and open since before (a restart, say)
     right: list[Opening] = field(default_factory=list)
     coarse: list[Opening] = field(default_factory=list)
-    wrong: list[Opening] = field(default_factory=list)  # opened while it was there, and no other fault's either
+    wrong: list[Opening] = field(default_factory=list)
 
     @property
     def said(self) -> list[Opening]:
-        """Incidents that this fault explains, in the order of their detection."""
+        """Incidents opened while it was there that it explains, in the order of their detection."""
         return sorted((*self.right, *self.coarse), key=lambda opening: opening.detected)
 
     @property
     def is_found(self) -> bool:
         """Whether anybody would have learnt of it."""
-        return bool(self.right or self.coarse)
+        return bool(self.standing or self.right or self.coarse)
+
+    @property
+    def first(self) -> Opening | None:
+        """The first incident of all, right or wrong."""
+        opened = sorted((*self.right, *self.coarse, *self.wrong), key=lambda opening: opening.detected)
+        return self.standing[0] if self.standing else (opened[0] if opened else None)
 
     @property
     def names_component_first(self) -> bool:
-        """Whether the first incident of all named exactly the identifiable set."""
-        every = sorted((*self.said, *self.wrong), key=lambda opening: opening.detected)
-        return bool(every) and every[0] in self.right
+        """Whether the first incident named exactly the identifiable set."""
+        return self.first is not None and (self.first in self.right or self.first in self.standing)
+
+    @property
+    def names_component(self) -> bool:
+        """Whether any incident did, sooner or later."""
+        return bool(self.right or self.standing)
 
     @property
     def names_kind(self) -> bool:
         """Whether the first incident was of the right kind."""
-        every = sorted((*self.said, *self.wrong), key=lambda opening: opening.detected)
-        return bool(every) and every[0].kind in {said.kind for said in self.answer.accepted}
+        return self.first is not None and self.first.kind in {said.kind for said in self.answer.accepted}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +76,39 @@ class Matched:
 def match(outcome: Outcome) -> Matched:
     """Assign the incidents of an episode."""
     findings = tuple(Finding(answer) for answer in _merged(outcome.answers))
-    false = []
     accusing = [opening for opening in outcome.openings if opening.severity is not Severity.INFO]
-    n_while_healthy = 0
+    false, n_while_healthy = [], 0
     for opening in accusing:
-        present = [f for f in findings if _is_present(f.answer, opening.detected)]
-        felt = [f for f in present if f.answer.asked != "nothing" or f.answer.ratio >= 1.05]
-        exact = [f for f in felt if _is_right(opening, f.answer)]
+        felt = [f for f in findings if _is_felt(f.answer, opening.detected)]
+        exact = [f for f in felt if is_right(opening, f.answer)]
         if exact:
-            exact[0].right.append(opening)
+            max(exact, key=lambda f: (opening.detected < f.answer.end, f.answer.onset)).right.append(opening)
         elif felt and opening.kind is Kind.SLOW_JOB:
             next((f for f in felt if not f.said), felt[0]).coarse.append(opening)
+        elif felt:
+            false.append(opening)
+            next((f for f in felt if f.first is None), felt[0]).wrong.append(opening)
         else:
             false.append(opening)
-            if present:
-                present[0].wrong.append(opening)
-            else:
-                n_while_healthy += 1
-    healthy = sum(1 for i in range(outcome.iterations) if not any(_is_present(f.answer, i) for f in findings))
+            n_while_healthy += 1
+    for finding in findings:
+        finding.standing += [o for o in accusing if _is_standing(o, finding.answer) and is_right(o, finding.answer)]
+    healthy = sum(1 for i in range(outcome.iterations) if not any(_is_felt(f.answer, i) for f in findings))
     return Matched(outcome, findings, tuple(false), len(accusing), healthy, n_while_healthy)
 
 
-def _is_present(answer: Answer, iteration: int) -> bool:
-    return answer.onset - _EARLY <= iteration < answer.end + GRACE
-
-
-def _is_right(opening: Opening, answer: Answer) -> bool:
+def is_right(opening: Opening, answer: Answer) -> bool:
+    """Return whether an incident says what the label says."""
     return any(_says(opening, said) for said in answer.accepted)
+
+
+def _is_felt(answer: Answer, iteration: int) -> bool:
+    return answer.ratio >= _FELT and answer.onset - _EARLY <= iteration < answer.end + GRACE
+
+
+def _is_standing(opening: Opening, answer: Answer) -> bool:
+    was_open = opening.detected < answer.onset - _EARLY
+    return was_open and (opening.resolved is None or opening.resolved > answer.onset + _EARLY)
 
 
 def _says(opening: Opening, said: Said) -> bool:
@@ -99,11 +118,14 @@ def _says(opening: Opening, said: Said) -> bool:
 
 
 def _merged(answers: tuple[Answer, ...]) -> Iterator[Answer]:
-    """Yield the answers; of several that say the same at the same time, only the one that is there first."""
+    """Yield the answers; of several that say the same at the same time, one for as long as any of them holds."""
     kept: list[Answer] = []
     for answer in sorted(answers, key=lambda a: (a.onset, -a.ratio)):
-        said = answer.accepted[0]
-        twin = next((k for k in kept if k.accepted[0] == said and answer.onset < k.end + GRACE), None)
-        if twin is None or twin.asked != answer.asked:
+        for i, earlier in enumerate(kept):
+            is_same = earlier.accepted[0] == answer.accepted[0] and earlier.asked == answer.asked
+            if is_same and answer.onset < earlier.end:
+                kept[i] = replace(earlier, end=max(earlier.end, answer.end))
+                break
+        else:
             kept.append(answer)
     yield from kept

@@ -12,7 +12,9 @@ from benchmarks.quality.corpus import Episode
 from benchmarks.quality.trial import Outcome, outcome
 
 _ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("agents/simulated", "benchmarks/quality", "detectors", "pipeline", "schemas")  # what an outcome depends on
+# What an outcome depends on; how it is scored and shown is not among it.
+_CODE = ("agents/simulated", "detectors", "pipeline", "schemas")
+_HERE = ("answers", "benign", "components", "corpus", "draw", "faults", "layouts", "trial")
 
 
 def outcomes(wanted: Sequence[Episode], folder: Path, n_processes: int) -> list[Outcome]:
@@ -32,10 +34,10 @@ def outcomes(wanted: Sequence[Episode], folder: Path, n_processes: int) -> list[
 def code_digest() -> str:
     """Return a name for the code that outcomes depend on."""
     digest = hashlib.blake2b(digest_size=6)
-    for folder in _CODE:
-        for path in sorted((_ROOT / folder).rglob("*")):
-            if path.suffix in {".py", ".toml"}:
-                digest.update(path.relative_to(_ROOT).as_posix().encode() + path.read_bytes())
+    paths = [path for folder in _CODE for path in (_ROOT / folder).rglob("*.py")]
+    paths += [Path(__file__).parent / f"{name}.py" for name in _HERE] + [Path(__file__).parent / "answers.toml"]
+    for path in sorted(paths):
+        digest.update(path.relative_to(_ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -5,7 +5,7 @@ more. Delays count the slow iterations that were seen until the incident was kno
 share of incidents above information that say the right thing, or that the job is slower while it is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -70,7 +70,7 @@ class ClassScores(msgspec.Struct, frozen=True, kw_only=True):
     component_first: Share
     kind: Share
     in_time: Share  # found before it had cost too much
-    informed: Share  # faults of 5 to 10 %, of which something was said, be it information
+    informed: Share  # of the information that is due: on faults of 5 to 10 %, and on the workload itself
     false_episodes: Share  # with a false incident
     delay_iterations: Quantile
     delay_s: Quantile
@@ -89,10 +89,22 @@ def delay(finding: Finding) -> int:
     return max(finding.said[0].detected - finding.answer.onset, 0) + 1
 
 
+def is_in_time(finding: Finding) -> bool:
+    """Whether it was said before it had cost too much."""
+    return bool(finding.standing) or (bool(finding.said) and finding.said[0].detected <= finding.answer.deadline)
+
+
+def is_prompt(finding: Finding) -> bool:
+    """Whether its delay counts: it was there in full at once, after a healthy past, and no incident stood already."""
+    is_sudden = finding.answer.has_past and finding.answer.shape in {"step", "intermittent"}
+    return is_sudden and bool(finding.said) and not finding.standing
+
+
 def class_scores(matched: Sequence[Matched]) -> ClassScores:
     """Score the episodes of one class."""
     clear = [(m, f) for m in matched for f in m.findings if is_clear(f)]
     found = [(m, f) for m, f in clear if f.is_found]
+    opened = [(m, f) for m, f in found if f.said]
     asked = [f for m in matched for f in m.findings if f.answer.asked == "incident"]
     false = [m.n_false_while_healthy for m in matched]
     healthy = [m.healthy_iterations for m in matched]
@@ -104,15 +116,15 @@ def class_scores(matched: Sequence[Matched]) -> ClassScores:
         precision=Share.of(ok for m in matched for ok in _incidents(m)),
         component_first=Share.of(f.names_component_first for _, f in found),
         kind=Share.of(f.names_kind for _, f in found),
-        in_time=Share.of(f.is_found and f.said[0].detected <= f.answer.deadline for _, f in clear),
-        informed=Share.of(_is_told(m, f) for m in matched for f in m.findings if f.answer.asked == "information"),
+        in_time=Share.of(is_in_time(f) for _, f in clear),
+        informed=Share.of(told for m in matched for told in _told(m)),
         false_episodes=Share.of(bool(m.false) for m in matched),
-        delay_iterations=Quantile.of([delay(f) for _, f in found]),
+        delay_iterations=Quantile.of([delay(f) for _, f in opened]),
         delay_s=Quantile.of(
-            [f.said[0].detected_s - f.answer.onset_s for m, f in found if m.outcome.flush_s <= _PROMPT_FLUSH_S]
+            [f.said[0].detected_s - f.answer.onset_s for m, f in opened if m.outcome.flush_s <= _PROMPT_FLUSH_S]
         ),
-        onset_error=Quantile.of([abs(f.said[0].onset - f.answer.onset) for _, f in found]),
-        openings_per_fault=sum(len(f.said) for _, f in found) / len(found) if found else float("nan"),
+        onset_error=Quantile.of([abs(f.said[0].onset - f.answer.onset) for _, f in opened]),
+        openings_per_fault=sum(len(f.said) for _, f in opened) / len(opened) if opened else float("nan"),
         false_per_10000=Rate(
             1e4 * sum(false) / sum(healthy) if sum(healthy) else float("nan"),
             sum(healthy),
@@ -188,14 +200,14 @@ class _Table:
                     len(found),
                     sum(f.names_component_first for f in found),
                     sum(f.names_kind for f in found),
-                    sum(f.said[0].detected <= f.answer.deadline for f in found),
+                    sum(is_in_time(f) for f in found),
                     len(incidents),
                     sum(incidents),
                     m.n_false_while_healthy,
                     m.healthy_iterations,
                 ]
             )
-            delays.append(np.array([delay(f) for f in found], np.float64))
+            delays.append(np.array([delay(f) for f in found if is_prompt(f)], np.float64))
         return cls(np.array(rows, np.float64), delays)
 
     def take(self, index: IntArray) -> "_Table":
@@ -230,9 +242,13 @@ def _incidents(matched: Matched) -> list[bool]:
     return [True] * (matched.n_accusing - n_false) + [False] * n_false
 
 
-def _is_told(matched: Matched, finding: Finding) -> bool:
-    answer = finding.answer
-    return any(answer.onset <= o.detected < answer.end for o in matched.outcome.openings)
+def _told(matched: Matched) -> Iterator[bool]:
+    """Yield for each information that is due, of small faults and of the workload itself, whether it was given."""
+    openings = matched.outcome.openings
+    for answer in (f.answer for f in matched.findings if f.answer.asked == "information"):
+        yield any(answer.onset <= o.detected < answer.end for o in openings)
+    for kind in matched.outcome.hints:
+        yield any(o.kind is kind for o in openings)
 
 
 def _ratio(part: float, whole: float) -> float:

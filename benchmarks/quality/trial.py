@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 from agents.simulated import Cluster, Scenario
-from benchmarks.quality.answers import Answer, answers, clock
+from agents.simulated.layout import incarnations
+from benchmarks.quality.answers import Answer, answers, clock, hints
 from benchmarks.quality.corpus import Episode
 from pipeline.engine import Engine
 from pipeline.observer import Counting
@@ -43,6 +44,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     sigma: float
     flush_s: float
     answers: tuple[Answer, ...]
+    hints: tuple[Kind, ...]  # information about the workload itself that is due
     openings: tuple[Opening, ...]
     unseen: dict[str, int]  # what the stages say that they could not see
 
@@ -74,6 +76,7 @@ def outcome(episode: Episode) -> Outcome:
         sigma=times.sigma,
         flush_s=scenario.agents.flush_interval_s,
         answers=answers(scenario, draw.setting, times),
+        hints=hints(scenario, draw.setting),
         openings=tuple(book.openings),
         unseen={name: counting.counts[name] for name in _NOT_SEEN if name in counting.counts},
     )
@@ -85,24 +88,29 @@ class _Book:
     def __init__(self, scenario: Scenario) -> None:
         self.openings: list[Opening] = []
         self._open: dict[str, Opening] = {}
-        self._scenario = scenario
+        # Without markers every incarnation counts from 0.
+        has_markers = "marker" in scenario.agents.sensors
+        self._first = {one.name: 0 if has_markers else first for one, first, _ in incarnations(scenario)}
 
     def take(self, alert: Alert, time_s: float) -> None:
+        first = self._first[alert.incarnation]
         opening = self._open.get(alert.fingerprint)
         if opening is None:
             opening = Opening(
                 kind=alert.kind,
                 candidates=frozenset(alert.component.candidates),
                 severity=alert.severity,
-                onset=alert.onset_iteration,
-                detected=alert.as_of_iteration,
+                onset=first + alert.onset_iteration,
+                detected=first + alert.as_of_iteration,
                 detected_s=time_s,
                 ratio=alert.slowdown_ratio,
             )
             self._open[alert.fingerprint] = opening
             self.openings.append(opening)
         elif opening.severity is Severity.INFO and alert.severity is not Severity.INFO:
-            opening.severity, opening.detected, opening.detected_s = alert.severity, alert.as_of_iteration, time_s
+            opening.severity, opening.detected_s = alert.severity, time_s
+            opening.detected = first + alert.as_of_iteration
         if alert.state is AlertState.RESOLVED:
-            opening.resolved, opening.resolution = alert.resolved_iteration, alert.resolution
+            opening.resolved = first + (alert.resolved_iteration or alert.as_of_iteration)
+            opening.resolution = alert.resolution
             del self._open[alert.fingerprint]

@@ -168,6 +168,15 @@ def test_a_file_is_followed_as_it_grows_and_nothing_is_reported_twice(
     assert numbers(collector, rank) == [2]
 
 
+def test_calls_come_in_the_order_of_their_start(node: Node, clock: Wall, collector: InspectorCollector) -> None:
+    ranks = [node.rank(), node.rank(1, 60, 60)]
+    add(node.file(), verbose(clock, 3, 1))
+    add(node.file(60), verbose(clock, 2, 0))
+    calls = collector.collect(ranks).calls
+    assert calls.first_seq.tolist() == [0, 1, 2, 3]
+    assert calls.rank.tolist() == [1, 0, 1, 0]
+
+
 def test_communicators_are_told_every_time(node: Node, clock: Wall, collector: InspectorCollector) -> None:
     rank = node.rank()
     add(node.file(), verbose(clock, 0))

@@ -107,6 +107,13 @@ def test_its_own_time_is_better_than_the_hosts() -> None:
     assert starts_ms(place(Placer(KEY, times), record(0, 10, start_ms=7))) == [7]
 
 
+def test_an_operation_follows_the_one_that_ends_last() -> None:
+    times = CallTimes()
+    times.note(KEY, host([0, 1, 5]))
+    placed = place(Placer(KEY, times), record(0, 10), record(1, 1, start_ms=3), record(2, 1))
+    assert starts_ms(placed) == [0, 3, 10]
+
+
 def test_what_the_host_has_not_told_yet_is_waited_for() -> None:
     times = CallTimes()
     times.note(KEY, host([0]))
@@ -247,6 +254,14 @@ def test_where_the_first_record_is_lost_the_others_are_off_by_one_at_most() -> N
     records = [send(2 * group + 1, 2, op=Op.RECV) for group in range(1, 11)]
     placed = place(Placer(KEY, times), *records)
     assert {p.seq - (p.record.number - 1) // 2 for p in placed} <= {0, -1}
+
+
+def test_what_nccl_sorts_within_a_group_is_no_loss() -> None:
+    times = CallTimes()
+    receive, sends = host([0], op=Op.RECV, peer=2), host([1, 2, 3], op=Op.SEND, peer=1)
+    times.note(KEY, Calls.concatenate([receive, sends]))
+    placed = place(Placer(KEY, times), send(1), send(2, 2, op=Op.RECV), send(3), send(4))
+    assert [p.seq for p in placed] == [0, 0, 1, 2]
 
 
 def test_sends_to_different_peers_are_told_apart() -> None:

@@ -205,6 +205,15 @@ def test_a_cut_last_line_is_kept_until_it_is_complete() -> None:
     assert parser.n_kept == 0
 
 
+def test_after_a_leap_lines_without_a_header_are_nobodys_until_the_next_marker() -> None:
+    parser = Parser()
+    content = v43([collective(0), collective(1), collective(2)])
+    parser.feed(content[: content.index(b'"coll_sn":1')])
+    parser.restart(is_cut=False)
+    assert parser.feed(line(collective(9))) == []
+    assert parser.counts.without_header == 1
+
+
 def test_a_line_that_never_ends_is_dropped_and_the_next_one_read() -> None:
     parser = Parser()
     for _ in range(2 * LINE_BYTES_MAX // 65521 + 1):

@@ -159,6 +159,19 @@ def test_a_shrunk_communicator_has_a_name_and_does_not_count_as_a_split() -> Non
     assert found(registry, A, 0x3000).comm == child_hash(world, 1, 0)
 
 
+def test_what_is_made_of_a_nameless_communicator_is_nameless() -> None:
+    registry = Registry()
+    registry.note(A, created(A, 0x1000, function="ncclCommInitAll"))
+    shrink = created(A, 0x2000, function="ncclCommShrink", parent=0x1000, nth_child=0)
+    grow = created(A, 0x3000, function="ncclCommGrow", parent=0x1000, n_ranks=5, rank=-1)
+    for event in (shrink, grow):
+        registry.note(A, event)
+    split(registry, A, 0x4000, nth=1, color=0)
+    assert registry.memberships(A) == []
+    assert all(registry.saw(A, pointer) for pointer in (0x1000, 0x2000, 0x3000, 0x4000))
+    assert registry.world(A) is None
+
+
 def test_old_and_new_members_of_a_grown_communicator_agree() -> None:
     registry = Registry()
     make_world(registry, [A], size=2)

@@ -76,6 +76,10 @@ class KernelState:
             found.append(run)
         return np.array(found, RUN_DTYPE)
 
+    def processes(self) -> list[int]:
+        """Return the numbers of the processes that have an entry."""
+        return [int(struct.unpack("<I", key)[0]) for key in self._processes]
+
     def lost_calls(self) -> dict[int, int]:
         """Return how many calls of each process have found no room, from the beginning."""
         return {tgid: int(state["lost_calls"]) for tgid, state in self._states()}
@@ -111,8 +115,7 @@ class KernelState:
         self._creations.close()
 
     def _states(self) -> Iterator[tuple[int, np.void]]:
-        for key in list(self._processes):
-            tgid = int(struct.unpack("<I", key)[0])
+        for tgid in self.processes():
             state = self._state(tgid)
             if state is not None:
                 yield tgid, state

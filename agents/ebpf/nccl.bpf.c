@@ -14,6 +14,7 @@
 #include <failslow/portable.h>
 
 #define GAP_NS 10000000
+#define NESTED_NS 1000000000
 #define COUNT_MAX 65535
 #define SPINS_MAX 64
 #define OPS 16
@@ -146,10 +147,10 @@ static __always_inline struct thread *thread_of(u64 id)
 }
 
 /* A thread that runs deeper in its stack than where its call began has not left that call. One that does not has left
- * it on a way that the return probe did not see. */
+ * it on a way that the return probe did not see, as when probes were removed; so may have one that is inside for long. */
 static __always_inline bool is_nested(struct pt_regs *ctx, struct thread *thread)
 {
-    return thread->is_inside && STACK(ctx) < thread->stack;
+    return thread->is_inside && STACK(ctx) < thread->stack && bpf_ktime_get_ns() - thread->start_ns < NESTED_NS;
 }
 
 /* Another thread may be at work on another CPU for less than a microsecond. */
@@ -587,6 +588,7 @@ static __always_inline int enter_creation(struct pt_regs *ctx, struct creation *
         return 0;
     }
     thread->stack = STACK(ctx);
+    thread->start_ns = bpf_ktime_get_ns();
     thread->is_inside = 1;
 #endif
     return 0;

@@ -1,7 +1,6 @@
 """Observes the calls of all processes to their NCCL and CUDA runtime libraries, from outside."""
 
-import platform
-from pathlib import Path
+import os
 
 import numpy as np
 
@@ -15,11 +14,11 @@ from agents.ebpf.kernel_state import KernelState
 from agents.ebpf.libraries import Identity, Library
 from agents.ebpf.probes import Prober, close_all
 from agents.ebpf.records import RUN_DTYPE, SYNC_DTYPE, CommCreated, CommEnded, Records, Rows, What
+from agents.ebpf.requirements import require
 from agents.ebpf.symbols import NotALibrary, Symbol, read_image
 
 ROWS_MAX = 2_000_000  # that wait to be taken
 _SOURCE = SOURCES / "nccl.bpf.c"
-_CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
 
 class Tracer:
@@ -70,8 +69,7 @@ class Tracer:
 
     def open(self) -> None:
         """Load the programs; nothing is probed yet. Raises NotAvailable."""
-        _require_platform()
-        _require_capabilities()
+        require()
         self._prober = Prober()
         self._load()
         if self._return_probes is None:
@@ -133,8 +131,12 @@ class Tracer:
     def take(self, *, flush_open: bool = True) -> Records:
         """Return what is new. With `flush_open` also runs that are still open, but have been idle for a second."""
         self.poll()
-        if flush_open and self._state is not None:
-            self._keep(self._state.open_runs())
+        if self._state is not None:
+            for tgid in self._state.processes():
+                if not os.path.exists(f"/proc/{tgid}"):
+                    self.forget(tgid)
+            if flush_open:
+                self._keep(self._state.open_runs())
         rows = np.concatenate(self._rows) if self._rows else np.empty(0, RUN_DTYPE)
         told = sorted(self._told, key=lambda said: said.time_ns)
         self._rows, self._n_rows, self._told = [], 0, []
@@ -169,8 +171,8 @@ class Tracer:
             own.append(
                 Limit(
                     "how long calls and synchronisations take",
-                    "return probes would end processes under a seccomp filter on this kernel",
-                    "update the kernel: 6.11 to 6.13 have this fault, later ones and stable updates do not",
+                    "a process of ours under a seccomp filter did not survive a return probe on this kernel",
+                    "update the kernel: Linux 6.11 to 6.13 have this fault unless their distribution repaired it",
                 )
             )
         return own + [limit for limits in self._library_limits.values() for limit in limits]
@@ -260,22 +262,6 @@ class Tracer:
         launches = {tgid: n - self._launches_before.get(tgid, 0) for tgid, n in launched.items()}
         self._launches_before = launched
         return {tgid: n for tgid, n in lost.items() if n}, lost_other, launches
-
-
-def _require_platform() -> None:
-    if platform.machine() not in {"x86_64", "aarch64"}:
-        raise NotAvailable(f"the probes know no {platform.machine()}", "run the agent on x86-64 or aarch64")
-
-
-def _require_capabilities() -> None:
-    status = Path("/proc/self/status").read_text()
-    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
-    held = {name for name, bit in _CAPABILITIES.items() if effective >> bit & 1}
-    if "CAP_SYS_ADMIN" not in held and not held >= {"CAP_BPF", "CAP_PERFMON"}:
-        raise NotAvailable(
-            "the agent may not load BPF programs",
-            "run it as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (see deploy/)",
-        )
 
 
 def _by_program(found: list[Function], *, has_returns: bool) -> list[tuple[str, bool, list[Function]]]:

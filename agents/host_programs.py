@@ -1,6 +1,8 @@
 """Loads the kernel programs of ebpf/host.bpf.c and attaches those whose tracepoints this kernel has."""
 
+import ctypes
 import errno
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +15,12 @@ import numpy as np
 from agents.collector import Limit, NotAvailable
 from agents.ebpf.backend import SOURCES
 from agents.ebpf.batches import HashReader
-from agents.ebpf.bcc_backend import BccBackend
+from agents.ebpf.bcc_backend import BccBackend, import_bcc
 from agents.ebpf.maps import Map, n_possible_cpus
-from agents.ebpf.tracepoints import RAW, RECORD, attach_raw, attach_record, need_tracefs
-from agents.kernel_types import BTF, TRACEFS, member_offset, record_offsets
+from agents.ebpf.tracepoints import RECORD, TYPED, attach_record, attach_typed, load, need_tracefs
+from agents.kernel_types import BTF, TRACEFS, TYPEDEF, find_type, member_offset, record_offsets
+
+logger = logging.getLogger(__name__)
 
 SOURCE = SOURCES / "host.bpf.c"
 # The same figures as in the source.
@@ -40,10 +44,10 @@ class Program(NamedTuple):
     fields: Mapping[str, str] = MappingProxyType({})
 
 
-_RAW_SCHEDULER = [Program("host_switch", "sched", "sched_switch"), Program("host_wakeup", "sched", "sched_wakeup")]
+_TYPED_SCHEDULER = [Program("host_switch", "sched", "sched_switch"), Program("host_wakeup", "sched", "sched_wakeup")]
 _SCHEDULER = [
     Program(
-        "host_switch_cooked",
+        "host_switch_record",
         "sched",
         "sched_switch",
         {
@@ -52,7 +56,7 @@ _SCHEDULER = [
             "SWITCH_NEXT_PID_AT": "next_pid",
         },
     ),
-    Program("host_wakeup_cooked", "sched", "sched_wakeup", {"WAKEUP_PID_AT": "pid"}),
+    Program("host_wakeup_record", "sched", "sched_wakeup", {"WAKEUP_PID_AT": "pid"}),
 ]
 _THREADS = [
     Program("host_thread_begins", "task", "task_newtask", {"NEWTASK_PID_AT": "pid", "NEWTASK_FLAGS_AT": "clone_flags"}),
@@ -78,18 +82,33 @@ _REQUEST_ENDS = Program(
 
 
 class _Backend(BccBackend):
-    """Loads programs of two kinds."""
+    """Compiles by bcc, and loads the programs itself: bcc does not know the kind that follows the kernel's types."""
 
-    def load_kinds(self, defines: Sequence[str], kinds: dict[str, int]) -> None:
-        """Compile, and load each program as its kind. Raises NotAvailable."""
+    def __init__(self) -> None:
+        super().__init__()
+        self._loaded: dict[str, int] = {}
+
+    def compile(self, defines: Sequence[str]) -> None:
+        """Compile. Raises NotAvailable."""
         self.load(SOURCE, defines, ())
-        try:
-            self._program_fds = {name: self._bpf.load_func(name.encode(), kind).fd for name, kind in kinds.items()}
-        except Exception as error:
-            self.close()
-            raise NotAvailable(
-                f"the kernel refuses a program of {SOURCE.name} ({error})", "run the agent as root"
-            ) from error
+
+    def load_program(self, name: str, kind: int, target: int = 0) -> None:
+        """Load one compiled program. Raises OSError."""
+        library = import_bcc().lib
+        start = ctypes.cast(library.bpf_function_start(self._bpf.module, name.encode()), ctypes.c_void_p).value
+        size = library.bpf_function_size(self._bpf.module, name.encode())
+        self._loaded[name] = load(name, kind, start or 0, size, target)
+
+    def program_fd(self, name: str) -> int:
+        """Return the file descriptor of a loaded program."""
+        return self._loaded[name]
+
+    def close(self) -> None:
+        """Unload."""
+        for fd in self._loaded.values():
+            os.close(fd)
+        self._loaded = {}
+        super().close()
 
 
 @dataclass(slots=True)
@@ -103,32 +122,45 @@ class HostPrograms:
     limits: list[Limit] = field(default_factory=list)
     _backend: _Backend = field(default_factory=_Backend)
     _links: list[int] = field(default_factory=list)
+    _requests: list[Program] = field(default_factory=list)
+    _is_typed: bool = False
 
     def open(self) -> None:
         """Load and attach. Raises NotAvailable where the scheduler cannot be observed."""
-        self.limits = []
         _need_own_numbers()
         need_tracefs(self.tracefs)
         begins = next((program for program in _REQUEST_BEGINS if _fields(program, self.tracefs)), _REQUEST_BEGINS[0])
-        requests = [begins, _REQUEST_ENDS]
-        task_pid = member_offset("task_struct", "pid", self.btf.read_bytes()) if self.btf.exists() else None
+        self._requests = [begins, _REQUEST_ENDS]
+        btf = self.btf.read_bytes() if self.btf.exists() else b""
+        self._load([*_SCHEDULER, *_THREADS, *_RECLAIM, *_GROUP_RECLAIM, *self._requests], btf)
         try:
-            self._load([*_SCHEDULER, *_THREADS, *_RECLAIM, *_GROUP_RECLAIM, *requests], task_pid)
-            self._attach_scheduler(is_raw=task_pid is not None)
+            self.attach()
+        except NotAvailable:
+            self.close()
+            raise
+
+    def attach(self) -> None:
+        """Attach the loaded programs. Raises NotAvailable where the scheduler cannot be observed."""
+        self.limits = []
+        try:
+            self._attach_scheduler()
             self._attach(_THREADS)
         except OSError as error:
-            self.close()
             raise NotAvailable(
                 f"the scheduler's tracepoints cannot be used ({error})",
                 "run the agent as root, on a kernel with CONFIG_BPF_EVENTS",
             ) from error
         tried = [self._try("freeing memory", _RECLAIM), self._try("freeing memory of a control group", _GROUP_RECLAIM)]
         self.has_reclaim = any(tried)
-        self.has_requests = self._try("what requests to block devices take", requests)
+        self.has_requests = self._try("what requests to block devices take", self._requests)
+
+    def detach(self) -> None:
+        """Detach the programs, which stay loaded."""
+        self._detach_from(0)
 
     def close(self) -> None:
         """Detach and unload; may be called twice."""
-        self._detach_from(0)
+        self.detach()
         self._backend.close()
 
     @property
@@ -156,26 +188,41 @@ class HostPrograms:
         """How many threads began that found no room, at index 0."""
         return Map(self._backend.map_fd("lost_threads"), 4, 8)
 
-    def _load(self, cooked: Sequence[Program], task_pid: int | None) -> None:
+    def _load(self, programs: Sequence[Program], btf: bytes) -> None:
+        """Compile everything, and load what this kernel can tell the fields of. Raises NotAvailable."""
+        task_pid = member_offset("task_struct", "pid", btf)
         offsets = {"TASK_PID_AT": task_pid or 0}
-        kinds = {} if task_pid is None else {program.name: RAW for program in _RAW_SCHEDULER}
-        for program in cooked:
-            fields = _fields(program, self.tracefs)
+        found = [(program, _fields(program, self.tracefs)) for program in programs]
+        for program, fields in found:
             offsets |= fields or dict.fromkeys(program.fields, 0)
-            if fields or not program.fields:
-                kinds[program.name] = RECORD
-        self._backend.load_kinds([f"{name}={offset}" for name, offset in offsets.items()], kinds)
+        self._backend.compile([f"{name}={offset}" for name, offset in offsets.items()])
+        self._is_typed = task_pid is not None and self._load_typed(btf)
+        try:
+            for program, fields in found:
+                if len(fields) == len(program.fields):
+                    self._backend.load_program(program.name, RECORD)
+        except OSError as error:
+            self.close()
+            raise NotAvailable(f"the kernel refuses a program ({error})", "run the agent as root") from error
 
-    def _attach_scheduler(self, *, is_raw: bool) -> None:
-        if is_raw:
+    def _load_typed(self, btf: bytes) -> bool:
+        for program in _TYPED_SCHEDULER:
+            target = find_type(f"btf_trace_{program.event}", TYPEDEF, btf)
+            if target is None:
+                return False
             try:
-                for program in _RAW_SCHEDULER:
-                    self._links.append(attach_raw(self._backend.program_fd(program.name), program.event))
-            except OSError:  # before Linux 5.18 the kernel's call has one argument less
-                self._detach_from(0)
-            else:
-                return
-        self._attach(_SCHEDULER)
+                self._backend.load_program(program.name, TYPED, target.number)
+            except OSError as error:
+                logger.debug("the scheduler is observed by records: %s", error)
+                return False
+        return True
+
+    def _attach_scheduler(self) -> None:
+        if self._is_typed:
+            for program in _TYPED_SCHEDULER:
+                self._links.append(attach_typed(self._backend.program_fd(program.name)))
+        else:
+            self._attach(_SCHEDULER)
 
     def _attach(self, programs: Sequence[Program]) -> None:
         for program in programs:

@@ -4,23 +4,23 @@
  * before. A thread is in one place at a time, so its entry needs no atomic operation. What a thread leaves behind when it
  * ends goes to its process, in the copy of the CPU that it ended on. Nothing is sent; user space reads the maps.
  *
- * sched_switch and sched_wakeup run for every thread of the node, thousands of times a second: they are attached raw,
- * without the record that the kernel would fill first, and look no further than a byte for threads of no interest.
+ * sched_switch and sched_wakeup run for every thread of the node, thousands of times a second: they are spared the record
+ * that the kernel would fill first, and look no further than one word for threads of no interest.
  */
 #include <failslow/portable.h>
 
-/* Kernel programs come in two kinds here. A raw one is handed the arguments of the kernel's own call, by number. A cooked
- * one is handed a record whose layout the kernel describes in tracefs. Where a field lies is the running kernel's
- * business: user space looks it up, in the kernel's type information or in tracefs, and says it as NAME_AT. */
+/* Kernel programs come in two kinds here. A typed one is handed the arguments of the kernel's own call, by number, and may
+ * follow those that the kernel knows the types of. A record one is handed a record whose layout the kernel describes in
+ * tracefs, and which it has to fill first. Where a field lies is the running kernel's business: user space looks it up,
+ * in the kernel's type information or in tracefs, and says it as NAME_AT. */
 #ifdef FAILSLOW_BCC
-#define RAW(name, event) int name(u64 *ctx)
-#define COOKED(name, group, event) int name(u64 *ctx)
+#define TYPED(name, event) int name(u64 *ctx)
+#define RECORD(name, group, event) int name(u64 *ctx)
 #define PERCPU_ARRAY(name, value, entries) BPF_TABLE("percpu_array", u32, value, name, entries)
 #else
-#define RAW(name, event) __SECTION("raw_tp/" #event) int name(u64 *ctx)
-#define COOKED(name, group, event) __SECTION("tp/" #group "/" #event) int name(u64 *ctx)
+#define TYPED(name, event) __SECTION("tp_btf/" #event) int name(u64 *ctx)
+#define RECORD(name, group, event) __SECTION("tp/" #group "/" #event) int name(u64 *ctx)
 #define PERCPU_ARRAY(name, value, entries) __MAP(name, 6, u32, value, entries)
-static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
 #endif
 #define FIELD(type, at) (*(type *)((char *)ctx + (at)))
 
@@ -132,35 +132,33 @@ static __always_inline int woken(u32 tid)
 
 static __always_inline u32 tid_of(u64 task)
 {
-    u32 tid = 0;
-    bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(task + TASK_PID_AT));
-    return tid;
+    return *(u32 *)(task + TASK_PID_AT);
 }
 
-RAW(host_switch, sched_switch)
+TYPED(host_switch, sched_switch)
 {
     /* A thread that is preempted on its way to sleep has not left the run queue. */
     u64 is_preempted = ctx[0] & 0xff;
-    return switched((u32)bpf_get_current_pid_tgid(), is_preempted ? 0 : ctx[3], tid_of(ctx[2]));
+    return switched(tid_of(ctx[1]), is_preempted ? 0 : ctx[3], tid_of(ctx[2]));
 }
 
-RAW(host_wakeup, sched_wakeup)
+TYPED(host_wakeup, sched_wakeup)
 {
     return woken(tid_of(ctx[0]));
 }
 
-/* For kernels that describe no types, or hand the raw programs other arguments. */
-COOKED(host_switch_cooked, sched, sched_switch)
+/* For kernels that describe no types, or whose own call has other arguments (before Linux 5.18). */
+RECORD(host_switch_record, sched, sched_switch)
 {
     return switched(FIELD(u32, SWITCH_PREV_PID_AT), FIELD(u64, SWITCH_PREV_STATE_AT), FIELD(u32, SWITCH_NEXT_PID_AT));
 }
 
-COOKED(host_wakeup_cooked, sched, sched_wakeup)
+RECORD(host_wakeup_record, sched, sched_wakeup)
 {
     return woken(FIELD(u32, WAKEUP_PID_AT));
 }
 
-COOKED(host_thread_begins, task, task_newtask)
+RECORD(host_thread_begins, task, task_newtask)
 {
     if (!(FIELD(u64, NEWTASK_FLAGS_AT) & SHARES_PROCESS))
         return 0;
@@ -184,7 +182,7 @@ COOKED(host_thread_begins, task, task_newtask)
     return 0;
 }
 
-COOKED(host_thread_ends, sched, sched_process_exit)
+RECORD(host_thread_ends, sched, sched_process_exit)
 {
     u32 tid = (u32)bpf_get_current_pid_tgid();
     struct thread *thread = current();
@@ -224,28 +222,28 @@ static __always_inline int reclaim_ends(void)
     return 0;
 }
 
-COOKED(host_direct_reclaim_begins, vmscan, mm_vmscan_direct_reclaim_begin)
+RECORD(host_direct_reclaim_begins, vmscan, mm_vmscan_direct_reclaim_begin)
 {
     return reclaim_begins();
 }
 
-COOKED(host_direct_reclaim_ends, vmscan, mm_vmscan_direct_reclaim_end)
+RECORD(host_direct_reclaim_ends, vmscan, mm_vmscan_direct_reclaim_end)
 {
     return reclaim_ends();
 }
 
-COOKED(host_group_reclaim_begins, vmscan, mm_vmscan_memcg_reclaim_begin)
+RECORD(host_group_reclaim_begins, vmscan, mm_vmscan_memcg_reclaim_begin)
 {
     return reclaim_begins();
 }
 
-COOKED(host_group_reclaim_ends, vmscan, mm_vmscan_memcg_reclaim_end)
+RECORD(host_group_reclaim_ends, vmscan, mm_vmscan_memcg_reclaim_end)
 {
     return reclaim_ends();
 }
 
 /* Where a process asks for the request itself, be it sent to the device at once or later by a thread of the kernel. */
-COOKED(host_request_begins, block, block_io_start)
+RECORD(host_request_begins, block, block_io_start)
 {
     struct thread *thread = current();
     if (!thread)
@@ -260,7 +258,7 @@ COOKED(host_request_begins, block, block_io_start)
     return 0;
 }
 
-COOKED(host_request_ends, block, block_rq_complete)
+RECORD(host_request_ends, block, block_rq_complete)
 {
     struct request request = {};
     request.sector = FIELD(u64, COMPLETE_SECTOR_AT);

@@ -13,7 +13,7 @@ from agents.cgroups import Group, Mount
 from agents.collector import ProcessKey
 from agents.deltas import Deltas
 from agents.host_files import Growth, Readings, after_name
-from agents.kernel_types import member_offset, record_offsets
+from agents.kernel_types import STRUCT, TYPEDEF, find_type, member_offset, record_offsets
 
 VERSION_1 = """\
 22 1 0:20 / /proc rw - proc proc rw
@@ -171,3 +171,10 @@ def test_the_record_of_a_tracepoint_is_read_by_name(tmp_path: Path) -> None:
         "prev_pid": 24,
     }
     assert record_offsets("sched", "sched_nothing", tmp_path) == {}
+
+
+def test_types_are_numbered_as_the_kernel_numbers_them() -> None:
+    content = btf(4, 0)
+    numbers = [found.number for found in (find_type("int", 1, content), find_type("thing", STRUCT, content)) if found]
+    assert numbers == [1, 3]
+    assert find_type("thing", TYPEDEF, content) is None

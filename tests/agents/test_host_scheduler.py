@@ -27,10 +27,10 @@ def opened(collector: HostCollector) -> HostCollector:
     return collector
 
 
-@pytest.fixture(params=["raw", "cooked"])
+@pytest.fixture(params=["typed", "records"])
 def collector(request: pytest.FixtureRequest) -> Iterator[HostCollector]:
     """Each kind of kernel programs: for kernels that describe their types, and for those that do not."""
-    btf = BTF if request.param == "raw" else Path("/nowhere")
+    btf = BTF if request.param == "typed" else Path("/nowhere")
     made = opened(HostCollector(clock=Clock(), programs=HostPrograms(btf=btf)))
     yield made
     made.close()

@@ -203,11 +203,16 @@ class NcclCollector:
         self._keep(process, process.runs, self._named(process.key, rest))
 
     def _named(self, key: ProcessKey, rows: _Rows) -> _Rows:
-        """Put the communicators' hashes in; 0 stays where none is known."""
+        """Put the communicators' hashes in; 0 stays where none is known.
+
+        Calls on a communicator of one are left out: they move nothing, and NCCL does not count them.
+        """
         for pointer in np.unique(rows["comm"][rows["hash"] == 0]).tolist():
             membership = self._registry.find(key, pointer) or self._late.find(key, pointer)
-            if membership is not None:
-                own = (rows["comm"] == pointer) & (rows["hash"] == 0)
+            own = (rows["comm"] == pointer) & (rows["hash"] == 0)
+            if membership is not None and membership.size == 1:
+                rows = rows[~own]
+            elif membership is not None:
                 rows["hash"][own] = membership.comm
                 rows["is_counted"][own] = membership.is_counted_from_creation
         return rows

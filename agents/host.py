@@ -5,7 +5,6 @@ are there for what it does not count: for how long threads were off the CPUs and
 devices took. Without them the scheduler's own figures have to do, and less is known.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -71,9 +70,8 @@ class HostCollector:
             self._tracer.follow(keys)
             if not self._known.issuperset(keys) or self._n_readings % _LOOK_AGAIN == 0:
                 self._tracer.find_threads()
-        now_ns = time.monotonic_ns()
+        now_ns, sums = self._scheduled.read(keys) if self._tracer is None else self._tracer.read()
         interval_s = (now_ns - self._read_ns) / 1e9
-        sums = self._scheduled.read(keys, interval_s) if self._tracer is None else self._tracer.read()
         readings = self._files.read(keys)
         grown, files = self._growth.update(readings), readings.processes
         rows = [

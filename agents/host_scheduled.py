@@ -1,5 +1,6 @@
 """What the scheduler counts by itself for each thread: less than kernel programs see, but it needs none."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,15 @@ class Scheduled:
 
     proc: Path
     _deltas: Deltas[tuple[ProcessKey, int, str]] = field(default_factory=Deltas)
+    _read_ns: int = 0
 
-    def read(self, keys: Sequence[ProcessKey], interval_s: float) -> dict[ProcessKey, Sums]:
-        """Return what happened since the last reading, `interval_s` ago, to the threads that were there at both.
+    def read(self, keys: Sequence[ProcessKey]) -> tuple[int, dict[ProcessKey, Sums]]:
+        """Return the monotonic time, and what happened since the last reading to the threads that were there at both.
 
         Time off the CPUs is what is left when the time on them and the time in their queues are taken away.
         """
+        now = time.monotonic_ns()
+        interval_s, self._read_ns = (now - self._read_ns) / 1e9, now
         readings: dict[tuple[ProcessKey, int, str], float] = {}
         for key in keys:
             for task in _threads(self.proc / str(key.pid) / "task"):
@@ -38,7 +42,7 @@ class Scheduled:
         for (key, _, what), grown in self._deltas.update(readings).items():
             totals[key][what] += grown
             totals[key]["threads"] += what == _RUN
-        return {key: _sums(total, interval_s) for key, total in totals.items() if total["threads"]}
+        return now, {key: _sums(total, interval_s) for key, total in totals.items() if total["threads"]}
 
 
 def _threads(folder: Path) -> list[Path]:

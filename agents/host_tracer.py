@@ -82,8 +82,11 @@ class HostTracer:
                     self._add(key.pid, tid, process.place)
                 known |= new  # and look again: a thread may have begun another one before it was followed itself
 
-    def read(self) -> dict[ProcessKey, Sums]:
-        """Return what happened since the last reading, up to now: what still lasts is counted as far as it went."""
+    def read(self) -> tuple[int, dict[ProcessKey, Sums]]:
+        """Return the monotonic time, and what happened since the last reading until then.
+
+        What still lasts is counted as far as it went.
+        """
         ended = {key: self._ended(process.place) for key, process in self._followed.items()}
         now = time.monotonic_ns()
         tids, rows = self._all_threads.read()  # after those that ended: one in between is missed now, never doubled
@@ -93,7 +96,7 @@ class HostTracer:
         for key, process in self._followed.items():
             mine = rows["process"] == process.place
             found[key] = replace(_grown(process, ended[key], tids[mine], rows[mine]), **self._unseen)
-        return found
+        return now, found
 
     def _ended(self, place: int) -> _Rows:
         return np.frombuffer(self._processes.get(_u32(place)) or b"", PROCESS)

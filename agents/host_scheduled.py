@@ -18,6 +18,7 @@ class Scheduled:
 
     proc: Path
     _deltas: Deltas[tuple[ProcessKey, int, str]] = field(default_factory=Deltas)
+    _owed_s: dict[ProcessKey, float] = field(default_factory=dict)  # that was told as sleep and was none
     _read_ns: int = 0
 
     def read(self, keys: Sequence[ProcessKey]) -> tuple[int, dict[ProcessKey, Sums]]:
@@ -42,7 +43,15 @@ class Scheduled:
         for (key, _, what), grown in self._deltas.update(readings).items():
             totals[key][what] += grown
             totals[key]["threads"] += what == _RUN
-        return now, {key: _sums(total, interval_s) for key, total in totals.items() if total["threads"]}
+        sums = {}
+        owed_s, self._owed_s = self._owed_s, {}
+        for key, total in totals.items():
+            if total["threads"]:
+                # A wait for a CPU is counted when it ends; until then it looks like sleep, and is taken back later.
+                rest_s = total["threads"] * interval_s - total[_RUN] - total[_WAIT] - owed_s.get(key, 0.0)
+                self._owed_s[key] = max(-rest_s, 0.0)
+                sums[key] = _sums(total, max(rest_s, 0.0))
+        return now, sums
 
 
 def _threads(folder: Path) -> list[Path]:
@@ -52,10 +61,10 @@ def _threads(folder: Path) -> list[Path]:
         return []  # the process has ended
 
 
-def _sums(total: dict[str, float], interval_s: float) -> Sums:
+def _sums(total: dict[str, float], off_cpu_s: float) -> Sums:
     return Sums(
         run_queue_s=total[_WAIT],
-        off_cpu_s=max(total["threads"] * interval_s - total[_RUN] - total[_WAIT], 0.0),
+        off_cpu_s=off_cpu_s,
         blocked_s=NAN,
         stopped_s=NAN,
         reclaim_s=NAN,

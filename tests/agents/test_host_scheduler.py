@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -211,9 +212,15 @@ def test_without_kernel_programs_the_schedulers_own_counts_are_told(plain: HostC
     assert ["switched off" in limit.why for limit in plain.limits()] == [True]
     with machine.running(machine.BUSY, on=machine.cpu()) as busy, machine.running(machine.BUSY, on=machine.cpu()):
         ranks = [machine.rank_process(busy.pid)]
+        start_ns = time.time_ns()
         machine.read(plain, *ranks)
-        row = machine.rows_until(plain, ranks, lambda row: 0.25 < row["run_queue_ratio"] < 0.9)[-1]
-    assert row["off_cpu_ratio"] < 0.3
+        before = machine.scheduled(busy.pid)
+        rows = machine.rows_until(plain, ranks, lambda row: row["time_ns"] > start_ns + 2e9)
+        truth = machine.scheduled(busy.pid).since(before)
+    row = rows[-1]
+    share = truth.wait_s / (truth.run_s + truth.wait_s)
+    assert sum(row["run_queue_ratio"] for row in rows) / len(rows) == pytest.approx(share, abs=0.2)
+    assert sum(row["off_cpu_ratio"] for row in rows) / len(rows) < 0.25
     assert math.isnan(row["blocked_ratio"])
     assert math.isnan(row["stopped_ratio"])
     assert math.isnan(row["reclaim_ratio"])

@@ -96,7 +96,11 @@ class LibraryFinder:
             return None
         except OSError as error:
             if kind is not None:
-                self._limit(f"{name} of process {pid}", str(error), "run the agent as root, or with CAP_SYS_ADMIN")
+                self._limit(
+                    f"{name} of process {pid}",
+                    str(error),
+                    "run the agent as root, or with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE",
+                )
             return None
         own_kind, build_id = self._judge(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns), kind)
         if own_kind is None:

@@ -2,8 +2,8 @@
 
 Probes belong to file descriptors, so that an agent that is killed leaves none behind. (The way through tracefs would.)
 They cover all processes that map the file, those that start later included. Since Linux 6.6 one link holds a program's
-probes at many places of a file, and ending it waits for the kernel once instead of once per probe; before, and for
-probes of a single process, there are perf events.
+probes at many places of a file; it needs CAP_BPF and CAP_PERFMON alone, and ending it waits for the kernel once instead
+of once per probe. Before, there are perf events, which need CAP_SYS_ADMIN.
 """
 
 import ctypes
@@ -62,28 +62,27 @@ class Prober:
                 "run a kernel with CONFIG_UPROBE_EVENTS and CONFIG_PERF_EVENTS",
             ) from None
 
-    def attach(self, program_fd: int, path: str, offsets: Sequence[int], *, is_return: bool) -> list[int]:
-        """Run a program where functions of a file begin, or return; closing what is returned ends it.
+    def attach(self, program_fd: int, path: str, offsets: Sequence[int], *, is_return: bool, pid: int = 0) -> list[int]:
+        """Run a program where functions of a file begin, or return, in one process or (0) in all of them.
 
-        Raises OSError, and then there is no probe.
+        Closing what is returned ends it. Raises OSError, and then there is no probe.
         """
         if self._has_links:
             try:
-                return [_link(program_fd, path, offsets, is_return=is_return)]
+                return [_link(program_fd, path, offsets, is_return=is_return, pid=pid)]
             except OSError as error:
                 if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
                     raise
         fds: list[int] = []
         try:
-            fds.extend(self.attach_event(program_fd, path, offset, is_return=is_return) for offset in offsets)
+            fds.extend(self._event(program_fd, path, offset, is_return=is_return, pid=pid) for offset in offsets)
         except OSError:
             close_all(fds)
             raise
         self._has_links = False
         return fds
 
-    def attach_event(self, program_fd: int, path: str, offset: int, *, is_return: bool, pid: int = -1) -> int:
-        """Do the same at one place by a perf event, of one process if that is wanted. Raises OSError."""
+    def _event(self, program_fd: int, path: str, offset: int, *, is_return: bool, pid: int) -> int:
         name = ctypes.create_string_buffer(os.fsencode(path))
         attributes = _EventAttributes(
             type=self._type,
@@ -92,9 +91,10 @@ class Prober:
             path=ctypes.addressof(name),
             offset=offset,
         )
-        cpu = 0 if pid == -1 else -1  # of a uprobe it matters not which; something has to be chosen
+        # Of a uprobe in all processes it matters not which CPU is said, but one has to be.
+        whom = (pid, -1) if pid else (-1, 0)
         call = _SYS_PERF_EVENT_OPEN[platform.machine()]
-        fd = int(_libc.syscall(call, ctypes.byref(attributes), pid, cpu, -1, ctypes.c_ulong(_FD_CLOEXEC)))
+        fd = int(_libc.syscall(call, ctypes.byref(attributes), *whom, -1, ctypes.c_ulong(_FD_CLOEXEC)))
         if fd < 0:
             raise _error()
         if _libc.ioctl(fd, ctypes.c_ulong(_IOC_SET_BPF), program_fd) or _libc.ioctl(fd, ctypes.c_ulong(_IOC_ENABLE), 0):
@@ -112,7 +112,7 @@ def close_all(fds: Iterable[int]) -> None:
             list(threads.map(os.close, fds))
 
 
-def _link(program_fd: int, path: str, offsets: Sequence[int], *, is_return: bool) -> int:
+def _link(program_fd: int, path: str, offsets: Sequence[int], *, is_return: bool, pid: int) -> int:
     name = ctypes.create_string_buffer(os.fsencode(path))
     places = (ctypes.c_uint64 * len(offsets))(*offsets)
     attributes = UprobeLink(
@@ -122,6 +122,7 @@ def _link(program_fd: int, path: str, offsets: Sequence[int], *, is_return: bool
         offsets=ctypes.addressof(places),
         n=len(offsets),
         uprobe_flags=_RETURN if is_return else 0,
+        pid=pid,
     )
     return bpf(LINK_CREATE, attributes)
 

@@ -20,7 +20,7 @@ def require(status: Path = Path("/proc/self/status"), namespace: Path = Path("/p
     if "CAP_SYS_ADMIN" not in held and not held >= {"CAP_BPF", "CAP_PERFMON"}:
         raise NotAvailable(
             "the agent may not load BPF programs",
-            "run it as root, or give it CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+            "run it as root, or give it CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE",
         )
     if os.stat(namespace).st_ino != _FIRST_PID_NAMESPACE:
         raise NotAvailable(

@@ -4,13 +4,12 @@ On x86-64 since Linux 6.11 a return probe makes the thread issue a system call o
 seccomp filter that did not expect it ended the process. So a child of ours gets such a filter and such a probe first.
 """
 
-import os
 import select
 import subprocess
 import sys
 from pathlib import Path
 
-from agents.ebpf.probes import Prober
+from agents.ebpf.probes import Prober, close_all
 from agents.ebpf.symbols import NotALibrary, read_image
 
 FUNCTION = "a64l"  # of the C library: hardly ever called, and only the child's is probed
@@ -44,10 +43,10 @@ def _ask(child: "subprocess.Popen[bytes]", prober: Prober, program_fd: int) -> b
     symbol = read_image(library, [FUNCTION]).symbols.get(FUNCTION) if library else None
     if symbol is None:
         return False
-    probe = prober.attach_event(program_fd, library, symbol.offset, is_return=True, pid=child.pid)
+    probes = prober.attach(program_fd, library, [symbol.offset], is_return=True, pid=child.pid)
     try:
         child.stdin.write(b"go\n")
         child.stdin.close()
         return child.wait(TIMEOUT_S) == 0
     finally:
-        os.close(probe)
+        close_all(probes)

@@ -1,5 +1,6 @@
 """Observes the calls of all processes to their NCCL and CUDA runtime libraries, from outside."""
 
+import errno
 import os
 
 import numpy as np
@@ -18,6 +19,7 @@ from agents.ebpf.requirements import require
 from agents.ebpf.symbols import NotALibrary, Symbol, read_image
 
 ROWS_MAX = 2_000_000  # that wait to be taken
+_REFUSED = (errno.EPERM, errno.EACCES)
 _SOURCE = SOURCES / "nccl.bpf.c"
 
 
@@ -234,7 +236,10 @@ class Tracer:
                     for limit in self._attach(library, program, [each], probes, is_return=is_return)
                 ]
             what = f"{symbols[0].name} of {library.name or library.path}"
-            return [Limit(what, f"it cannot be probed: {error.strerror}", "see the kernel's log (dmesg)")]
+            remedy = (
+                "run the agent as root, which probes need before Linux 6.6" if error.errno in _REFUSED else "see dmesg"
+            )
+            return [Limit(what, f"it cannot be probed: {error.strerror}", remedy)]
         return []
 
     def _limit(self, library: Library, limits: list[Limit]) -> list[Limit]:

@@ -46,6 +46,14 @@ OPS = {
     "ncclScatter": Op.OTHER,
 }
 SIZES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)  # bytes, by ncclDataType_t
+HAVE_PEER = ("ncclBroadcast", "ncclBcast", "ncclReduce", "ncclSend", "ncclRecv", "ncclGather")
+# Eleven times each function, with arguments that no other call has.
+EVERY_FUNCTION = f"""
+    for turn in range(11):
+        for place, name in enumerate({[name for name in OPS if name != "ncclScatter"]}):
+            peer = turn + 3 if name in {HAVE_PEER} else 0
+            me.call(name, count=turn * 1009 + place + 14, type=(turn + place) % 12, peer=peer)
+"""
 
 
 class Truth(NamedTuple):

@@ -9,9 +9,12 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from agents.collector import NotAvailable
 from agents.ebpf import functions
 from agents.ebpf.backend import HEADERS, SOURCES
 from agents.ebpf.bcc_backend import to_bcc
+from agents.ebpf.libbpf_backend import LibbpfBackend
+from tests.agents.probed import EVERY_FUNCTION, Victim, attach, build_library, check_times, open_tracer, take_all
 from tests.conftest import give_up
 
 SOURCE = SOURCES / "nccl.bpf.c"
@@ -63,3 +66,45 @@ def test_map_functions_are_spelled_in_bccs_way_and_nothing_else_is_changed() -> 
     assert to_bcc(ours) == theirs
     assert to_bcc(theirs) == theirs
     assert not np.any([word in to_bcc(SOURCE.read_text()) for word in ("LOOKUP(", "UPDATE(", "DELETE(", "OUTPUT(")])
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("aggregate", [True, False])
+def test_what_libbpf_loads_sees_the_same(tmp_path: Path, *, aggregate: bool) -> None:
+    tracer = open_tracer(backend=LibbpfBackend(), aggregate=aggregate)
+    try:
+        with Victim(build_library(tmp_path)) as victim:
+            attach(tracer, victim)
+            comm = victim.do("comm = me.create(7, 5); answer = comm")
+            victim.do(EVERY_FUNCTION)
+            victim.do("for _ in range(101): me.call('ncclAllReduce', comm=comm)")
+            victim.do("me.cuda.cudaStreamSynchronize(None); me.library.ncclCommDestroy(comm)")
+            truth = victim.truth()
+            seen = take_all(tracer, victim)
+    finally:
+        tracer.close()
+    assert seen.keys == [each.key for each in truth]
+    check_times(seen.runs, truth)
+    assert len(seen.syncs) == 1
+    assert [each.comm for each in seen.communicators] == [comm, comm]
+    assert seen.lost_calls == 0
+
+
+def test_a_missing_libbpf_or_clang_is_said_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = LibbpfBackend()
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(NotAvailable, match="apt install clang"):
+        backend.load(SOURCE, [], [])
+    monkeypatch.setattr("agents.ebpf.libbpf_backend._LIBRARY", "libbpf.so.0.missing")
+    with pytest.raises(NotAvailable, match="apt install libbpf1"):
+        backend.load(SOURCE, [], [])
+    backend.close()
+
+
+def test_what_clang_says_of_a_broken_source_is_passed_on(tmp_path: Path) -> None:
+    if shutil.which("clang") is None:
+        give_up("no clang: install Debian's clang")
+    source = tmp_path / "broken.bpf.c"
+    source.write_text("#include <failslow/portable.h>\nPROGRAM int f(void) { return nothing; }\n")
+    with pytest.raises(NotAvailable, match="undeclared identifier 'nothing'"):
+        LibbpfBackend().load(source, [], ["f"])

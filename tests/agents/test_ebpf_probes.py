@@ -32,6 +32,19 @@ print("attached", flush=True)
 sys.stdin.read()
 """
 
+UNPRIVILEGED_AGENT = """
+import sys
+from agents.ebpf.libraries import LibraryFinder
+from agents.ebpf.tracer import Tracer
+tracer, finder = Tracer(), LibraryFinder()
+tracer.open()
+limits = [limit for library in finder.find([int(sys.argv[1])])[int(sys.argv[1])] for limit in tracer.attach(library)]
+print(tracer.has_return_probes, len(limits + finder.limits), flush=True)
+sys.stdin.read()
+tracer.close()
+print(tracer.take().runs["count"].sum())
+"""
+
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
@@ -243,6 +256,32 @@ def test_without_links_of_uprobes_perf_events_do(
         attach(tracer, victim)
         victim.do("for _ in range(7): me.call('ncclBcast')")
         assert len(take_all(tracer, victim).keys) == 7
+
+
+@pytest.mark.parametrize(("rights", "n_seen"), [("+bpf,+perfmon,+sys_ptrace", 7), ("+bpf,+perfmon", 0)])
+def test_three_rights_are_enough_for_everything_and_without_the_third_it_is_said(
+    library: Path, rights: str, n_seen: int
+) -> None:
+    drop = ["setpriv", "--securebits=+noroot", f"--inh-caps=-all,{rights}", f"--ambient-caps=-all,{rights}"]
+    with (
+        Victim(library) as victim,
+        subprocess.Popen(
+            [*drop, sys.executable, "-c", UNPRIVILEGED_AGENT, str(victim.pid)],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as agent,
+    ):
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        has_returns, n_limits = agent.stdout.readline().split()
+        victim.do("for _ in range(7): me.call('ncclAllReduce')")
+        victim.end()
+        agent.stdin.close()
+        assert int(agent.stdout.read()) == n_seen
+    assert has_returns == "True"
+    assert int(n_limits) == (0 if n_seen else 2)
 
 
 # ---- return probes, and doing without them

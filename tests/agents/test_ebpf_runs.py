@@ -8,6 +8,7 @@ import pytest
 
 from agents.ebpf.tracer import Tracer
 from tests.agents.probed import (
+    EVERY_FUNCTION,
     OPS,
     Victim,
     attach,
@@ -49,15 +50,6 @@ def raw_tracer(library: Path) -> Iterator[Tracer]:
 def victim(library: Path) -> Iterator[Victim]:
     with Victim(library) as victim:
         yield victim
-
-
-HAVE_PEER = ("ncclBroadcast", "ncclBcast", "ncclReduce", "ncclSend", "ncclRecv", "ncclGather")
-EVERY_FUNCTION = f"""
-    for turn in range(11):
-        for place, name in enumerate({[name for name in OPS if name != "ncclScatter"]}):
-            peer = turn + 3 if name in {HAVE_PEER} else 0
-            me.call(name, count=turn * 1009 + place + 14, type=(turn + place) % 12, peer=peer)
-"""
 
 
 def test_every_function_is_seen_once_with_what_was_asked_of_it(tracer: Tracer, victim: Victim) -> None:

@@ -1,14 +1,7 @@
 """Markers: what the training itself says of its iterations and pauses, so that nothing has to be inferred.
 
-Any process can say it in one line, without importing anything of ours, on a Unix datagram socket:
-
-    import socket
-    marker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); marker.setblocking(False)
-    with contextlib.suppress(OSError): marker.sendto(b"iteration 123", "/run/failslow/markers.sock")
-
-    echo "checkpoint 4.2s rank=$RANK" | socat -u - UNIX-SENDTO:/run/failslow/markers.sock
-
-Or nothing is changed at all, and the agent reads the log (marker_log.py). marker_text.py says what a line may be.
+Any process can say it in one line, without importing anything of ours, on a Unix datagram socket; docs/markers.md shows
+how. Or nothing is changed at all, and the agent reads the log (marker_log.py). marker_text.py knows what a line may be.
 """
 
 import os

@@ -1,5 +1,6 @@
 """What the kernel programs of ebpf/host.bpf.c have summed up about the threads of rank processes."""
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -119,7 +120,7 @@ class HostTracer:
 
     def _tids(self, pid: int) -> set[int]:
         try:
-            return {int(task.name) for task in (self._proc / str(pid) / "task").iterdir()}
+            return {int(name) for name in os.listdir(f"{self._proc}/{pid}/task")}
         except OSError:
             return set()  # the process has ended
 
@@ -131,7 +132,8 @@ class HostTracer:
         self._filter.set(_u32(tid % FILTER_SIZE), _YES)
         self._threads.set(name, row.tobytes())
         try:
-            state = after_name((self._proc / str(pid) / "task" / str(tid) / "stat").read_text())[0]
+            with open(f"{self._proc}/{pid}/task/{tid}/stat") as file:
+                state = after_name(file.read())[0]
         except OSError:
             self._threads.delete(name)  # it ended, perhaps before the kernel program could notice
             return

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from agents.clock import Clock
 from agents.collector import Limit, NotAvailable, Observations, ProcessKey, RankProcess
-from agents.deltas import NAN, Deltas
+from agents.deltas import NAN
 from agents.socket_diag import Connection, SocketDiag
 from agents.socket_owners import Owners
 from schemas.events import PeerSamples, Sensor
@@ -37,7 +37,7 @@ class _Growth(NamedTuple):
     buffer_limited_s: float
 
 
-_TOTALS = _Growth._fields
+_NEW = _Growth(NAN, NAN, NAN, NAN)
 
 
 class TcpPeers:
@@ -52,7 +52,7 @@ class TcpPeers:
         self._is_open = False
         self._namespaces: dict[int, _Namespace] = {}
         self._refused: dict[ProcessKey, str] = {}  # processes whose namespace cannot be entered, and why
-        self._deltas: Deltas[tuple[int, int, str]] = Deltas()  # by namespace, connection and total
+        self._before: dict[tuple[int, int], Connection] = {}  # by namespace and cookie
         self._known: frozenset[ProcessKey] = frozenset()
         self._read_ns = 0
         self._n_left_out = 0
@@ -147,18 +147,13 @@ class TcpPeers:
         self, found: dict[ProcessKey, list[tuple[int, Connection]]]
     ) -> dict[ProcessKey, list[tuple[Connection, _Growth]]]:
         """Add what each connection's totals grew by."""
-        totals = {
-            (number, connection.cookie, name): getattr(connection, name)
-            for connections in found.values()
-            for number, connection in connections
-            for name in _TOTALS
-        }
-        grown = self._deltas.update(totals)
+        before, self._before = self._before, {}
         growths: dict[ProcessKey, list[tuple[Connection, _Growth]]] = defaultdict(list)
         for key, connections in found.items():
             for number, connection in connections:
-                growth = _Growth(*(grown.get((number, connection.cookie, name), NAN) for name in _TOTALS))
-                growths[key].append((connection, growth))
+                name = number, connection.cookie
+                self._before[name] = connection
+                growths[key].append((connection, _growth(before.get(name), connection)))
         return growths
 
     def _rows(
@@ -189,6 +184,21 @@ class TcpPeers:
                 f"no more than {PEERS_MAX} are told of for each process, those that it is busiest with",
                 "none needed: NCCL has few",
             )
+
+
+def _growth(before: Connection | None, now: Connection) -> _Growth:
+    if before is None:
+        return _NEW
+    return _Growth(
+        _grown(before.retransmits, now.retransmits),
+        _grown(before.busy_s, now.busy_s),
+        _grown(before.window_limited_s, now.window_limited_s),
+        _grown(before.buffer_limited_s, now.buffer_limited_s),
+    )
+
+
+def _grown(before: float, now: float) -> float:
+    return now - before if before <= now else NAN
 
 
 def _row(place: int, peer: bytes, growths: Sequence[tuple[Connection, _Growth]], interval_s: float) -> dict[str, Any]:

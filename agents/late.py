@@ -138,18 +138,20 @@ class Late:
         self._processes.pop(key, None)
 
     def limits(self) -> list[Limit]:
-        """Return which communicators have no members, and why."""
+        """Return which communicators have no name or no members, and why."""
+        limits = self._registry.limits()
         nameless = {key: p.named - p.matched.keys() for key, p in self._processes.items()}
         n_pointers = sum(map(len, nameless.values()))
         if not n_pointers:
-            return []
+            return limits
         pids = ", ".join(str(key.pid) for key, pointers in sorted(nameless.items()) if pointers)
         return [
+            *limits,
             Limit(
                 what=f"members of {n_pointers} communicators (processes {pids})",
                 why="they were made before the agent looked, and nothing tells them apart without doubt",
                 remedy="start the agent before the job, keep its state_file, or switch NCCL Inspector on",
-            )
+            ),
         ]
 
     def _process(self, key: ProcessKey) -> _Process:

@@ -205,6 +205,21 @@ def test_other_processes_and_places_are_not_mixed_up(late: Late) -> None:
     assert matched(late, 0x1000) == [None]
 
 
+def test_what_keeps_communicators_from_having_a_name_is_said_as_well(late: Late) -> None:
+    fields: dict[str, Any] = dict.fromkeys(("unique_id", "n_ranks", "rank", "name"))
+    late._registry.note(
+        KEY,
+        CommCreated(
+            tgid=KEY.pid, tid=KEY.pid, time_ns=S, comm=0x3000, function="ncclCommSplit", parent=0x1000, color=0, key=0,
+            nth_child=0, result=0, **fields,
+        ),
+    )  # fmt: skip
+    assert late.find(KEY, 0x3000) is None
+    late.name(KEY, 0x3000)
+    assert [limit.what[:15] for limit in late.limits()] == ["1 communicators", "members of 1 co"]
+    assert not late._registry.is_late(KEY), "its creation was seen"
+
+
 def test_kinds_and_pointers_are_bounded(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agents.late.POINTERS_MAX", 5)
     monkeypatch.setattr("agents.late.KINDS_MAX", 7)

@@ -17,6 +17,7 @@ import pytest
 
 from agents.processes import Candidate, Processes, _read, read_key
 from agents.rank_variables import NAMES
+from tests.conftest import give_up
 
 DEADLINE_S = 30.0
 # Loads the libraries that it is told to, one a line, and answers each with a line.
@@ -205,7 +206,7 @@ def start_with_number(pid: int, environment: dict[str, str]) -> None:
     if made == 0:
         os.execve(shutil.which("sleep") or "", ["sleep", "1000"], environment)  # noqa: S606
     if made < 0:
-        pytest.skip(f"a process with a chosen number cannot be made here: {os.strerror(ctypes.get_errno())}")
+        give_up(f"a process with a chosen number cannot be made here: {os.strerror(ctypes.get_errno())}")
 
 
 def test_a_number_that_is_used_again_is_another_process(start: Start) -> None:
@@ -273,7 +274,7 @@ def test_an_environment_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch, star
 
 def test_what_may_not_be_read_is_said(start: Start) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root to become somebody else")
+        give_up("needs root to become somebody else")
     process = start({"RANK": "0", "WORLD_SIZE": "1"})
     program = (
         "import os, sys\n"

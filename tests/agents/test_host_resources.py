@@ -149,6 +149,29 @@ def test_each_request_of_a_process_to_a_block_device_is_timed_once(on_disk: Path
         programs.close()
 
 
+def test_a_throttled_block_device_shows_as_blocked_time(collector: HostCollector, on_disk: Path) -> None:
+    device = os.stat(on_disk).st_dev
+    disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    if (disk / "partition").exists():
+        disk = disk.parent
+    numbers = (disk / "dev").read_text().strip()
+    is_first_version = "blkio" in HIERARCHIES
+    settings = {"blkio__throttle__read_bps_device": f"{numbers} 524288"}
+    if not is_first_version:
+        settings = {"io__max": f"{numbers} rbps=524288"}
+    with (
+        machine.group(new_group("blkio" if is_first_version else "io", "slow-disk"), **settings) as group,
+        machine.talking(READS, arguments=(str(on_disk),), group=group) as reader,
+    ):
+        ranks = [machine.rank_process(reader.pid)]
+        machine.read(collector, *ranks)
+        assert reader.stdin is not None
+        reader.stdin.write("499\n")  # two megabytes, for which it will take four seconds
+        reader.stdin.flush()
+        rows = machine.rows_until(collector, ranks, lambda row: row["blocked_ratio"] > 0.7)
+        assert rows[-1]["off_cpu_ratio"] < 1.05
+
+
 FAULTS = """
 import mmap, sys
 print("ready", flush=True)

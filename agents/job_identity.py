@@ -133,7 +133,8 @@ class Discovery:
 
     def disagreements(self) -> list[Limit]:
         """Return where the sources of identity contradict each other, or leave a choice."""
-        return list(self._disagreements.values())
+        own = [limit for known in self._known.values() for limit in known.contradictions.values()]
+        return [*self._disagreements.values(), *own]
 
     def limits(self) -> list[Limit]:
         """Return which processes are not observed, or under a guessed name, and why."""
@@ -218,7 +219,8 @@ class Discovery:
         if not is_settled or world is None or world.comm_rank is None or world.size is None:
             return None
         if claim.is_complete and claim.launcher != SLURM:
-            self._disagree(
+            _contradict(
+                known,
                 f"rank of process {key.pid}",
                 f"its environment says rank {claim.rank} of {claim.world_size}, "
                 f"its communicator {world.comm_rank} of {world.size}, which is believed",
@@ -239,7 +241,8 @@ class Discovery:
             name = expand(self.config.job_id, environment)
             if name is not None:
                 return name
-            self._disagree(
+            _contradict(
+                known,
                 f"job of process {known.candidate.key.pid}",
                 f"its environment does not have all variables of job_id = {self.config.job_id!r}",
                 "set them for all of the job's processes, or change job_id in [agent.identity]",
@@ -326,6 +329,10 @@ class Discovery:
 
     def _disagree(self, what: str, why: str, remedy: str) -> None:
         self._disagreements.setdefault(what, Limit(what=what, why=why, remedy=remedy))
+
+
+def _contradict(known: Known, what: str, why: str, remedy: str) -> None:
+    known.contradictions[what] = Limit(what=what, why=why, remedy=remedy)
 
 
 def _launch_of(world: Membership | None) -> str | None:

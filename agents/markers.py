@@ -93,7 +93,7 @@ class MarkerCollector:
     @property
     def sensors(self) -> Sensor:
         """Markers, while somebody listens."""
-        return Sensor.MARKER if self._thread is not None else Sensor(0)
+        return Sensor.MARKER if self._thread is not None and self._thread.is_alive() else Sensor(0)
 
     def open(self) -> None:
         """Listen. Raises NotAvailable."""

@@ -22,7 +22,7 @@ _WORD = 8
 _SIGN_EXTENSION = _MASK & ~0xFF if platform.machine() in {"x86_64", "AMD64"} else 0
 _VERSION_MARK = b"NCCL version 2."
 _VERSION = re.compile(rb"NCCL version (\d+)\.(\d+)\.(\d+)")
-_VERSION_BYTES_MAX = 256 << 20  # constants come before the GPU code that makes the library large
+_VERSION_BYTES_MAX = 64 << 20  # constants come before the GPU code that makes the library large
 NEW_HASH_SINCE = (2, 26, 0)
 
 

@@ -21,6 +21,7 @@ LOOKS_MAX = 64
 LOOK_AGAIN_NS_MIN = 400_000_000
 LOOK_AGAIN_NS_MAX = 60_000_000_000
 EXPECTANT_NS = 600_000_000_000  # for so long a process with a rank and without NCCL is looked at in every scan
+LIMITS_MAX = 16  # processes whose troubles are told one by one
 GONE_MAX = 4096  # ended processes whose records may still come
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -71,11 +72,16 @@ FindLibraries = Callable[[Sequence[int]], Mapping[int, Sequence[Library]]]
 
 @dataclass(slots=True)
 class Processes:
-    """The node's processes from scan to scan. names: the environment variables that are kept."""
+    """The node's processes from scan to scan.
+
+    names: the environment variables that are kept; find: what finds libraries in place of a LibraryFinder.
+    """
 
     names: Collection[str]
-    find: FindLibraries = field(default_factory=lambda: LibraryFinder().find)
+    find: FindLibraries | None = None
     n_looks: int = 0
+    _finder: LibraryFinder = field(default_factory=LibraryFinder)
+    _limits: dict[int, list[Limit]] = field(default_factory=dict)  # of the libraries of processes
     _known: dict[int, _Known] = field(default_factory=dict)
     _gone: dict[int, ProcessKey] = field(default_factory=dict)
     _ended: list[ProcessKey] = field(default_factory=list)
@@ -115,15 +121,17 @@ class Processes:
 
     def limits(self) -> list[Limit]:
         """Return what could not be read."""
+        limits = [limit for pid in sorted(self._limits)[:LIMITS_MAX] for limit in self._limits[pid]]
         if not self._unreadable:
-            return []
+            return limits
         some = ", ".join(str(key.pid) for key in sorted(self._unreadable)[:5])
         return [
+            *limits,
             Limit(
                 what=f"whether {len(self._unreadable)} processes are ranks (pid {some})",
                 why="/proc does not show the agent what they are",
                 remedy="run the agent as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
-            )
+            ),
         ]
 
     def _in_turn(self, due: Sequence[int]) -> list[int]:
@@ -144,6 +152,7 @@ class Processes:
 
     def _end(self, pid: int) -> None:
         known = self._known.pop(pid)
+        self._limits.pop(pid, None)
         if known.key is None:
             return
         self._unreadable.discard(known.key)
@@ -164,7 +173,7 @@ class Processes:
             else:
                 stats[pid] = stat
         changed = [pid for pid, s in stats.items() if not s.is_kernel_thread and self._has_changed(pid, s)]
-        libraries = self.find(changed)
+        libraries = self._find(changed)
         for pid, stat in stats.items():
             known = self._known[pid]
             if known.key is not None and known.key.start_ticks != stat.start_ticks:
@@ -180,6 +189,17 @@ class Processes:
             if known.candidate is None or not known.candidate.maps_nccl:
                 known.unmapped_ns = now_ns
             known.next_look_ns = now_ns + _pause_ns(known, now_ns)
+
+    def _find(self, pids: Sequence[int]) -> Mapping[int, Sequence[Library]]:
+        if self.find is not None:
+            return self.find(pids)
+        found: dict[int, list[Library]] = {}
+        for pid in pids:
+            found |= self._finder.find([pid])
+            self._limits.pop(pid, None)
+            if self._finder.limits:
+                self._limits[pid] = self._finder.limits
+        return found
 
     def _has_changed(self, pid: int, stat: "_Stat") -> bool:
         """Whether a process has mapped code since it was looked at last, or has begun another program."""

@@ -7,9 +7,9 @@ ranks hands its own variables to all of them.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from agents.collector import RankProcess
+from agents.collector import Limit, RankProcess
 from agents.processes import Candidate
 from agents.rank_variables import Claim
 
@@ -29,6 +29,7 @@ class Known:
     grew_ns: int = 0
     rank: RankProcess | None = None
     is_guessed: bool = False
+    contradictions: dict[str, Limit] = field(default_factory=dict)  # that it was named in spite of
 
 
 Family = Mapping[int, Known]  # by pid

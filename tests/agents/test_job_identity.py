@@ -139,6 +139,9 @@ def test_ranks_spawned_by_one_program_have_the_ranks_of_their_communicator() -> 
     assert {(rank.key, rank.rank, rank.local_rank, rank.world_size) for rank in found} == {
         (process.key, place, place, 3) for place, process in enumerate(ranks)
     }
+    said = node.discovery.disagreements()
+    assert [limit.what for limit in said] == [f"rank of process {process.key.pid}" for process in ranks]
+    assert said[2].why.startswith("its environment says rank 0 of 1, its communicator 2 of 3")
 
 
 def test_an_inherited_rank_is_not_believed_even_where_the_sizes_fit() -> None:
@@ -244,6 +247,7 @@ def test_a_template_that_cannot_be_filled_is_said_and_the_job_still_has_a_name()
     run_torchrun(node, (0,), 2, seed=151)
     (rank,) = node.look()
     assert rank.job_id.startswith("node-1-29500-")
+    assert "{CLUSTER}-{RUN}" in node.discovery.disagreements()[0].why
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,25 @@ def test_what_may_not_be_read_is_said(start: Start) -> None:
     assert process.poll() is None
 
 
+def test_a_library_that_cannot_be_read_is_said_until_its_process_ends(
+    start: Start, library: Path, tmp_path: Path
+) -> None:
+    processes = Processes(NAMES)
+    process = start({"RANK": "0", "WORLD_SIZE": "1"})
+    damaged = tmp_path / "libnccl.so.2"
+    shutil.copy(library, damaged)
+    tell(process, damaged)
+    with damaged.open("r+b") as file:
+        file.write(bytes(64))  # nobody reads the header any more, except us
+    found = candidate_of(processes, process.pid)
+    assert not found.maps_nccl
+    assert [str(damaged) in limit.what for limit in processes.limits()].count(True) == 1
+    process.kill()
+    process.wait()
+    scan(processes, process.pid, lambda candidate: candidate is None)
+    assert not any(str(damaged) in limit.what for limit in processes.limits())
+
+
 def test_a_number_that_the_tracer_saw_is_looked_at_in_the_next_scan(start: Start, library: Path) -> None:
     processes = Processes(NAMES)
     process = start()

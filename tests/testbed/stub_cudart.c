@@ -40,6 +40,7 @@ struct stream {
   pthread_cond_t filled, advanced;
   struct task *head, *tail;
   uint64_t enqueued, done;
+  uint64_t wanted; /* the first place that somebody waits for: a host that waits is not woken for every task */
   bool is_started;
 };
 
@@ -51,7 +52,8 @@ struct event {
 };
 
 #define NEW_STREAM \
-  { .mutex = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER, .advanced = PTHREAD_COND_INITIALIZER }
+  { .mutex = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER, .advanced = PTHREAD_COND_INITIALIZER, \
+    .wanted = UINT64_MAX }
 
 static struct stream default_stream = NEW_STREAM;
 static struct stream *streams[MAX_STREAMS] = { &default_stream };
@@ -167,8 +169,10 @@ static void *run_stream(void *argument) {
     }
     free(task);
     pthread_mutex_lock(&stream->mutex);
-    stream->done++;
-    pthread_cond_broadcast(&stream->advanced);
+    if (++stream->done >= stream->wanted) {
+      stream->wanted = UINT64_MAX;
+      pthread_cond_broadcast(&stream->advanced);
+    }
     pthread_mutex_unlock(&stream->mutex);
   }
   return NULL;
@@ -211,7 +215,10 @@ void stubStreamEnqueue(void *stream, void (*work)(void *), void *argument) {
 
 static void wait_for(struct stream *stream, uint64_t place) {
   pthread_mutex_lock(&stream->mutex);
-  while (stream->done < place) pthread_cond_wait(&stream->advanced, &stream->mutex);
+  while (stream->done < place) {
+    if (place < stream->wanted) stream->wanted = place;
+    pthread_cond_wait(&stream->advanced, &stream->mutex);
+  }
   pthread_mutex_unlock(&stream->mutex);
 }
 

@@ -2,22 +2,24 @@
 
 import struct
 import time
-from collections.abc import Iterator
 
 import numpy as np
 
 from agents.ebpf.backend import Backend
-from agents.ebpf.maps import Map, n_possible_cpus
+from agents.ebpf.maps import Map, SharedArray, n_possible_cpus
 from agents.ebpf.records import CREATION_DTYPE, RUN_DTYPE, Rows
 from agents.ebpf.ring import Ring
 
 CREATIONS_BYTES = 1 << 19  # as in nccl.bpf.c
 IDLE_NS = 1_000_000_000  # far more than GAP_NS there: such a run can no longer grow
 
-# struct process of nccl.bpf.c.
+# struct process, struct thread and their numbers, as in nccl.bpf.c.
+N_PROCESSES = 1024
+N_THREADS = 16384
 _PROCESS = np.dtype(
     [
         ("run", RUN_DTYPE),
+        ("owner", "<u8"),
         ("lock", "<u8"),
         ("lost_calls", "<u8"),
         ("is_broken", "<u4"),
@@ -25,6 +27,7 @@ _PROCESS = np.dtype(
         ("next_unresolved", "<u8"),
     ]
 )
+_THREAD = np.dtype([("owner", "<u8"), ("rest", "V40")])
 _N_COUNTERS = 16
 _ZERO = struct.pack("<I", 0)
 
@@ -36,8 +39,8 @@ class KernelState:
         """Open the maps of a loaded backend. Raises OSError."""
         self._runs = Ring(backend.map_fd("runs"), ring_bytes, RUN_DTYPE)
         self._creations = Ring(backend.map_fd("creations"), CREATIONS_BYTES, CREATION_DTYPE)
-        self._processes = Map(backend.map_fd("processes"), 4, _PROCESS.itemsize)
-        self._threads = Map(backend.map_fd("threads"), 8, 40)
+        self._processes = SharedArray(backend.map_fd("processes"), _PROCESS, N_PROCESSES)
+        self._threads = SharedArray(backend.map_fd("threads"), _THREAD, N_THREADS)
         self._counters = Map(backend.map_fd("counters"), 16, 8 * _N_COUNTERS)
         self._creating = Map(backend.map_fd("creating"), 8, CREATION_DTYPE.itemsize)
         self._unresolved = Map(backend.map_fd("unresolved"), 8, CREATION_DTYPE.itemsize)
@@ -61,15 +64,14 @@ class KernelState:
 
     def open_runs(self, *, idle_ns: int = IDLE_NS, only: int | None = None) -> Rows:
         """Hand out runs that nobody extends any more, each once; later the kernel's own record of it is left out."""
+        before, now_ns = self._states(), time.monotonic_ns()
         found = []
-        for tgid, state in self._states():
-            run = state["run"]
-            if only not in {None, tgid}:
-                continue
+        for state, again in zip(before, self._states(), strict=False):
+            tgid, run = int(state["owner"]), state["run"]
             start_ns = int(run["start_ns"])
-            if not run["count"] or self._told.get(tgid) == start_ns:
+            if not run["count"] or only not in {None, tgid} or self._told.get(tgid) == start_ns:
                 continue
-            if time.monotonic_ns() - int(run["end_ns"]) < idle_ns or self._state(tgid) != state:
+            if now_ns - int(run["end_ns"]) < idle_ns or again != state:
                 continue  # at work, or it changed while it was read
             self._told[tgid] = start_ns
             self._reported.set(struct.pack("<I", tgid), struct.pack("<Q", start_ns))
@@ -77,12 +79,12 @@ class KernelState:
         return np.array(found, RUN_DTYPE)
 
     def processes(self) -> list[int]:
-        """Return the numbers of the processes that have an entry."""
-        return [int(struct.unpack("<I", key)[0]) for key in self._processes]
+        """Return the numbers of the processes that have called something."""
+        return [int(tgid) for tgid in self._states()["owner"]]
 
     def lost_calls(self) -> dict[int, int]:
         """Return how many calls of each process have found no room, from the beginning."""
-        return {tgid: int(state["lost_calls"]) for tgid, state in self._states()}
+        return {int(state["owner"]): int(state["lost_calls"]) for state in self._states()}
 
     def lost_other(self) -> int:
         """Return how many other records have found no room, from the beginning."""
@@ -96,30 +98,34 @@ class KernelState:
     def forget(self, tgid: int) -> None:
         """Delete everything about a process that has ended."""
         key = struct.pack("<I", tgid)
-        for by_process in (self._processes, self._reported, self._launches):
+        for by_process in (self._reported, self._launches):
             by_process.delete(key)
         # The process is the upper half of a thread's key, the end of a communicator's, the beginning of a creation's.
         for by_part, part in (
-            (self._threads, slice(4, 8)),
             (self._creating, slice(4, 8)),
             (self._counters, slice(8, 12)),
             (self._unresolved, slice(0, 4)),
         ):
             for own in [each for each in by_part if each[part] == key]:
                 by_part.delete(own)
+        for rows, owners in (
+            (self._threads.rows, self._threads.rows["owner"] >> np.uint64(32)),
+            (self._processes.rows, self._processes.rows["owner"]),
+        ):
+            for place in np.flatnonzero(owners == tgid):
+                # The owner last: from then on the place is another's.
+                emptied = np.zeros(1, rows.dtype)
+                emptied["owner"] = rows["owner"][place]
+                rows[place] = emptied[0]
+                rows["owner"][place] = 0
         self._told.pop(tgid, None)
 
     def close(self) -> None:
-        """Unmap the rings."""
-        self._runs.close()
-        self._creations.close()
+        """Unmap everything."""
+        for each in (self._runs, self._creations, self._processes, self._threads):
+            each.close()
 
-    def _states(self) -> Iterator[tuple[int, np.void]]:
-        for tgid in self.processes():
-            state = self._state(tgid)
-            if state is not None:
-                yield tgid, state
-
-    def _state(self, tgid: int) -> np.void | None:
-        value = self._processes.get(struct.pack("<I", tgid))
-        return np.frombuffer(value, _PROCESS)[0] if value is not None else None
+    def _states(self) -> Rows:
+        rows = self._processes.rows
+        states: Rows = rows[np.flatnonzero(rows["owner"])]
+        return states

@@ -1,8 +1,13 @@
 """BPF maps by their file descriptors: read, write, delete, walk."""
 
 import ctypes
+import mmap
 import os
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from agents.ebpf.bpf_call import MAP_DELETE, MAP_LOOKUP, MAP_NEXT, MAP_UPDATE, MapElement, bpf
 
@@ -50,6 +55,22 @@ class Map:
         except OSError:
             return False
         return True
+
+
+class SharedArray:
+    """An array of the kernel's that is also memory of ours."""
+
+    def __init__(self, fd: int, dtype: np.dtype[np.void], n: int) -> None:
+        """Map it. Raises OSError."""
+        assert dtype.itemsize % 8 == 0, "the kernel begins elements at multiples of 8 bytes"
+        n_bytes = -(-n * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = mmap.mmap(fd, n_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.rows: npt.NDArray[Any] = np.frombuffer(self._map, dtype, n)
+
+    def close(self) -> None:
+        """Unmap it; no view of its rows may be left."""
+        del self.rows
+        self._map.close()
 
 
 def n_possible_cpus() -> int:

@@ -5,8 +5,8 @@
  * a group, or nothing at all for GAP_NS. User space reads runs that stay open straight from the map, and only when they
  * have been idle for much longer than GAP_NS: from then on the kernel can no longer extend them.
  *
- * What happens at every call is one look-up at its entry, and two at its return; nothing is inserted or deleted, and
- * nobody is woken. Calls that a library makes to itself on the way (ncclBcast calls ncclBroadcast) lie deeper in the
+ * What happens at every call is to find the thread at its entry, and thread and process at its return; nothing is
+ * inserted or deleted, and nobody is woken. Calls that a library makes to itself on the way (ncclBcast calls ncclBroadcast) lie deeper in the
  * same thread's stack, and are not counted.
  *
  * Compiled with RAW, every call is a record; with ENTRY_ONLY, there are no return probes and calls have no duration.
@@ -15,6 +15,11 @@
 
 #define GAP_NS 10000000
 #define NESTED_NS 1000000000
+#ifndef THREADS
+#define THREADS 16384
+#define PROCESSES 1024
+#endif
+#define PLACES 8 /* where a thread or process may be */
 #define COUNT_MAX 65535
 #define SPINS_MAX 64
 #define OPS 16
@@ -72,6 +77,7 @@ struct creation {
 
 /* A thread's call between entry and return. */
 struct thread {
+    u64 owner; /* 0: nobody's */
     u64 start_ns;
     u64 comm;
     u64 bytes;
@@ -85,6 +91,7 @@ struct thread {
 
 struct process {
     struct run run; /* open while its count is not 0 */
+    u64 owner;      /* 0: nobody's */
     u64 lock;
     u64 lost_calls;
     u32 is_broken; /* something happened while the lock was taken */
@@ -107,8 +114,9 @@ struct unresolved_key {
     u32 place;
 };
 
-LRU_HASH(threads, u64, struct thread, 16384);
-HASH(processes, u32, struct process, 1024);
+/* Both are looked up by hand: at a number's own place and a few after it. A hash map's own look-up takes 50 ns. */
+SHARED_ARRAY(threads, struct thread, THREADS);
+SHARED_ARRAY(processes, struct process, PROCESSES);
 HASH(counters, struct comm_key, struct counters, 16384);
 HASH(creating, u64, struct creation, 1024);
 HASH(unresolved, struct unresolved_key, struct creation, 1024);
@@ -126,24 +134,68 @@ static __always_inline void lose_other(void)
         __sync_fetch_and_add(n, 1);
 }
 
+static __always_inline struct process *find_process(u32 tgid)
+{
+    for (u32 i = 0; i < PLACES; i++) {
+        u32 place = (tgid + i) % PROCESSES;
+        struct process *process = LOOKUP(processes, &place);
+        if (process && process->owner == tgid)
+            return process;
+    }
+    return 0;
+}
+
 static __always_inline struct process *process_of(u32 tgid)
 {
-    struct process *process = LOOKUP(processes, &tgid);
-    if (process)
-        return process;
-    struct process none = {};
-    UPDATE(processes, &tgid, &none);
-    return LOOKUP(processes, &tgid);
+    struct process *found = find_process(tgid);
+    if (found)
+        return found;
+    for (u32 i = 0; i < PLACES; i++) {
+        u32 place = (tgid + i) % PROCESSES;
+        struct process *process = LOOKUP(processes, &place);
+        if (!process)
+            continue;
+        u64 owner = __sync_val_compare_and_swap(&process->owner, 0, tgid);
+        if (owner == 0 || owner == tgid)
+            return process;
+    }
+    return 0;
+}
+
+static __always_inline struct thread *find_thread(u64 id)
+{
+    for (u32 i = 0; i < PLACES; i++) {
+        u32 place = ((u32)id + i) % THREADS;
+        struct thread *thread = LOOKUP(threads, &place);
+        if (thread && thread->owner == id)
+            return thread;
+    }
+    return 0;
+}
+
+/* A thread that is in no call and no group has nothing to lose: where no place is free, it gives up its own. */
+static __always_inline struct thread *take_place(u64 id, bool is_free)
+{
+    for (u32 i = 0; i < PLACES; i++) {
+        u32 place = ((u32)id + i) % THREADS;
+        struct thread *thread = LOOKUP(threads, &place);
+        if (!thread)
+            continue;
+        u64 owner = is_free ? 0 : thread->owner;
+        if (!thread->is_inside && !thread->depth && __sync_val_compare_and_swap(&thread->owner, owner, id) == owner)
+            return thread;
+    }
+    return 0;
 }
 
 static __always_inline struct thread *thread_of(u64 id)
 {
-    struct thread *thread = LOOKUP(threads, &id);
-    if (thread)
-        return thread;
-    struct thread none = {};
-    UPDATE(threads, &id, &none);
-    return LOOKUP(threads, &id);
+    struct thread *thread = find_thread(id);
+    if (!thread)
+        thread = take_place(id, true);
+    if (!thread)
+        thread = take_place(id, false);
+    return thread;
 }
 
 /* A thread that runs deeper in its stack than where its call began has not left that call. One that does not has left
@@ -360,7 +412,7 @@ static __always_inline int enter(struct pt_regs *ctx, u8 op, u64 count, u32 type
 /* The thread whose outermost probed call returns now; none for a call within that one. */
 static __always_inline struct thread *leaving(struct pt_regs *ctx, u64 id)
 {
-    struct thread *thread = LOOKUP(threads, &id);
+    struct thread *thread = find_thread(id);
     if (!thread || !thread->is_inside || STACK(ctx) != STACK_AFTER_RETURN(thread->stack))
         return 0;
     thread->is_inside = 0;
@@ -442,7 +494,7 @@ static __always_inline int cross(struct pt_regs *ctx, int change)
     if (change < 0 && thread->depth > 0)
         thread->depth--;
     u32 tgid = id >> 32;
-    struct process *process = LOOKUP(processes, &tgid);
+    struct process *process = find_process(tgid);
     if (process)
         interrupt(process);
     return 0;
@@ -469,7 +521,7 @@ static __always_inline void record_sync(struct thread *thread, u64 id, u64 end_n
         .end_ns = end_ns,
     };
     u32 tgid = id >> 32;
-    struct process *process = LOOKUP(processes, &tgid);
+    struct process *process = find_process(tgid);
     if (process)
         interrupt(process);
     if (OUTPUT(runs, &sync, sizeof(sync), BPF_RB_NO_WAKEUP))
@@ -703,7 +755,7 @@ static __always_inline int end(struct pt_regs *ctx, u8 function)
 {
     u64 id = bpf_get_current_pid_tgid();
     struct process *process = process_of(id >> 32);
-    struct thread *thread = LOOKUP(threads, &id);
+    struct thread *thread = find_thread(id);
     if (!process) {
         lose_other();
         return 0;

@@ -1,11 +1,13 @@
 """What finds no room is counted: calls, not rows, by the process that made them."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agents.ebpf import kernel_state
 from agents.ebpf import tracer as tracer_module
 from agents.ebpf.tracer import Tracer
 from tests.agents.probed import Victim, attach, build_library, open_tracer, take, take_all, wait_until
@@ -112,3 +114,65 @@ def test_what_nobody_takes_is_dropped_from_the_oldest_and_counted(
     assert len(seen.runs) <= 30
     assert len(seen.runs) + seen.lost_calls == 76
     assert int(seen.runs["bytes"][-1]) == 4 * (14 + 75)
+
+
+@pytest.fixture
+def small_tracer(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
+    """With room for eight threads and eight processes."""
+    monkeypatch.setattr(kernel_state, "N_THREADS", 8)
+    monkeypatch.setattr(kernel_state, "N_PROCESSES", 8)
+    monkeypatch.setattr(Tracer, "_defines", property(lambda _: DEFINES, lambda *_: None), raising=False)
+    tracer = open_tracer()
+    with Victim(library) as victim:
+        attach(tracer, victim)
+    yield tracer
+    tracer.close()
+
+
+DEFINES = ["RING_BYTES=8388608", "THREADS=8", "PROCESSES=8"]
+
+
+def test_threads_beyond_the_places_take_over_those_of_idle_ones(small_tracer: Tracer, library: Path) -> None:
+    with Victim(library) as victim:
+        victim.do(
+            """
+            barrier = threading.Barrier(23)
+            def work():
+                for i in range(11):
+                    barrier.wait()
+                    with lock: me.call("ncclAllReduce", count=14 + i)
+            lock = threading.Lock()
+            threads = [threading.Thread(target=work) for _ in range(23)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            """
+        )
+        truth = victim.truth()
+        seen = take_all(small_tracer, victim)
+    assert len({each.tid for each in truth}) == 23
+    assert seen.keys == [each.key for each in truth]
+
+
+def test_processes_beyond_the_places_are_counted_as_lost_until_others_end(small_tracer: Tracer, library: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        victims = [stack.enter_context(Victim(library)) for _ in range(11)]
+        for victim in victims:
+            victim.do("for _ in range(7): me.call('ncclAllReduce')")
+        records = small_tracer.take(flush_open=False)
+        assert records.lost_other == 3 * 7
+        for victim in victims[:8]:
+            assert take_all(small_tracer, victim).runs["count"].tolist() == [7]
+        victims[8].do("for _ in range(5): me.call('ncclAllReduce')")
+        assert take_all(small_tracer, victims[8]).runs["count"].tolist() == [5]
+
+
+def test_the_places_of_processes_that_have_ended_are_free_again_without_being_told(
+    small_tracer: Tracer, library: Path
+) -> None:
+    for _ in range(11):
+        with Victim(library) as victim:
+            victim.do("for _ in range(7): me.call('ncclAllReduce')")
+            victim.end()
+        records = small_tracer.take(flush_open=False)
+        assert records.runs["count"].tolist() == [7]
+        assert records.lost_other == 0

@@ -9,6 +9,11 @@
 #include <linux/types.h>
 #include <uapi/linux/ptrace.h>
 
+/* An array that user space maps and reads as its own memory. */
+#ifndef BPF_F_MMAPABLE
+#define BPF_F_MMAPABLE 1024
+#endif
+
 #ifdef FAILSLOW_BCC
 
 #define PROGRAM
@@ -16,6 +21,7 @@
 #define LRU_HASH(name, key, value, entries) BPF_TABLE("lru_hash", key, value, name, entries)
 #define PERCPU_HASH(name, key, value, entries) BPF_TABLE("percpu_hash", key, value, name, entries)
 #define ARRAY(name, value, entries) BPF_TABLE("array", u32, value, name, entries)
+#define SHARED_ARRAY(name, value, entries) BPF_F_TABLE("array", u32, value, name, entries, BPF_F_MMAPABLE)
 #define RING(name, bytes) BPF_RINGBUF_OUTPUT(name, (bytes) / PAGE_BYTES)
 
 #else
@@ -32,6 +38,14 @@
     } name __SECTION(".maps")
 #define HASH(name, key, value, entries) __MAP(name, 1, key, value, entries)
 #define ARRAY(name, value, entries) __MAP(name, 2, u32, value, entries)
+#define SHARED_ARRAY(name, value_type, n)                                                                              \
+    struct {                                                                                                           \
+        __NUMBER(type, 2);                                                                                             \
+        __NUMBER(max_entries, n);                                                                                      \
+        __NUMBER(map_flags, BPF_F_MMAPABLE);                                                                           \
+        u32 *key;                                                                                                      \
+        value_type *value;                                                                                             \
+    } name __SECTION(".maps")
 #define PERCPU_HASH(name, key, value, entries) __MAP(name, 5, key, value, entries)
 #define LRU_HASH(name, key, value, entries) __MAP(name, 9, key, value, entries)
 #define RING(name, bytes)                                                                                              \

@@ -242,9 +242,11 @@ class GpuReader:
 
     def _values(self) -> dict[str, float]:
         """Return what can be read. Raises NvmlFailure where the GPU, or NVML as a whole, is gone."""
+        self._take_errors()
         if self._handle is None and not self._acquire():
             return {}
-        self._watch_errors()
+        if self._events is None:
+            self._events = self._ask("XID errors", partial(watch_errors, self._handle))
         values = {}
         for field in self._fields:
             value = self._ask(field.what, partial(self._value, field))
@@ -263,6 +265,7 @@ class GpuReader:
         found = self._ask("the GPU", partial(find_gpu, index))
         if found is None:
             return False
+        self._let_go()
         self._handle, uuid, name = found
         with self._lock:
             self.gpu = Gpu(self.index, uuid, name)
@@ -308,14 +311,19 @@ class GpuReader:
                 return value
         return None
 
-    def _watch_errors(self) -> None:
+    def _take_errors(self) -> None:
+        """Take in new XIDs. A GPU that is lost may still have one to tell, so that is no reason to give up."""
         if self._events is None:
-            self._events = self._ask("XID errors", partial(watch_errors, self._handle))
-        if self._events is not None:
+            return
+        try:
             new = self._ask("XID errors", partial(new_errors, self._events)) or []
-            for xid in new:
-                logger.warning("GPU %d: Xid %d", self.index, xid)
-            self._errors = [*self._errors, *new][-READINGS_MAX:]
+        except NvmlFailure as failure:
+            if failure.code != GPU_IS_LOST:
+                raise
+            return
+        for xid in new:
+            logger.warning("GPU %d: Xid %d", self.index, xid)
+        self._errors = [*self._errors, *new][-READINGS_MAX:]
 
     def _list_processes(self) -> None:
         listed_s, _ = self._processes
@@ -331,13 +339,13 @@ class GpuReader:
         if not self.is_lost:
             logger.error("GPU %d: NVML says that it is lost", self.index)
         self.is_lost = True
+        self._take_errors()
         if self._errors:  # came before it was lost, and says why
             self._keep(Reading(time_ns, {"xid": self._errors[-1]}))
             self._errors.clear()
         self._keep(Reading(time_ns, {}, is_lost=True))
         self._processes = (float("-inf"), [])
         self._failing.clear()
-        self._let_go()
         self._handle = None
 
     def _let_go(self) -> None:

@@ -371,18 +371,19 @@ def test_an_xid_is_told_once_with_the_next_reading(opened: Opener) -> None:
     watched.row(2, lambda row: row.xid[0] == 94)
 
 
-def test_the_xid_that_comes_with_a_loss_is_told_before_it(opened: Opener) -> None:
+@pytest.mark.parametrize("call", ["clock.sm", "all"])
+@pytest.mark.parametrize("hung", ["clock.sm", "pids"])
+def test_the_xid_that_comes_with_a_loss_is_told_before_it(opened: Opener, hung: str, call: str) -> None:
     watched = opened(replace(FAST, late_s=5.0))
     watched.row(1, is_whole)
-    watched.state.put(1, hang="clock.sm")  # after the look at events
-    watched.state.put(1, xid="79@1")
-    watched.state.fail(1, "clock.sm", 15)
+    watched.state.put(1, hang=hung)  # after the look at events
+    watched.state.put(1, **{call: "E15", "xid": "79@1"})
     watched.state.remove(1, "hang")
     seen: list[GpuSamples] = []
 
     def has_xid() -> bool:
         seen.append(rows_of(watched.next(), 1))
-        return bool(np.any(GpuSamples.concatenate(seen).xid == 79))
+        return bool(np.any(GpuSamples.concatenate(seen).xid[:-1] == 79))
 
     watched.wait(has_xid)
     rows = GpuSamples.concatenate(seen)

@@ -128,8 +128,9 @@ def test_nvml_that_goes_away_is_an_outage_and_its_return_is_noticed(opened: Open
     watched = opened()
     watched.row(2, is_whole)
     watched.state.put("*", init=f"E{code}", all=f"E{code}", temperature=59)
-    watched.wait(lambda: not watched.collector.sensors)
+    watched.wait(lambda: f"NVML error {code}" in watched.why("all GPUs"))
     watched.next()
+    watched.wait(lambda: not watched.collector.sensors)
     for _ in range(3):
         with pytest.raises(CollectorError, match=f"NVML error {code}"):
             watched.collector.collect([])
@@ -208,7 +209,7 @@ def test_a_gpu_that_vanishes_is_lost_and_no_other_takes_its_number(opened: Opene
 
     # The driver loaded anew counts anew.
     watched.state.put("*", init="E9", all="E9")
-    watched.wait(lambda: not watched.collector.sensors)
+    watched.wait(lambda: "NVML error 9" in watched.why("all GPUs"))
     watched.state.remove("*", "init", "all")
     assert watched.row(1, is_whole).temperature_c[0] == 43
     assert [(gpu.index, gpu.uuid) for gpu in watched.collector.gpus()] == [(0, "GPU-0"), (1, "GPU-2")]
@@ -221,9 +222,13 @@ def test_a_gpu_that_is_lost_when_nvml_is_opened_again_keeps_its_number_and_name(
     watched.state.put(1, uuid="GPU-b")
     watched.collector.open()
     watched.row(1, is_whole)
+    session = watched.collector._session
+    assert session is not None
+    before = session.readers
     watched.state.fail(1, "handle", 15)
     watched.state.fail(1, "all", 15)
     driver_has(watched, "0000:01:00.0", "0000:02:00.0", "0000:03:00.0")
+    watched.wait(lambda: session.readers not in (before, ()))
     watched.row(1, is_lost)
     watched.row(2, is_whole)
     watched.wait(lambda: [gpu.uuid for gpu in watched.collector.gpus()][1:2] == ["GPU-b"])
@@ -253,6 +258,7 @@ def test_a_gpu_that_turns_out_to_be_another_than_was_thought_gets_its_number_bac
 
 def test_what_was_read_just_before_an_outage_is_told(opened: Opener) -> None:
     watched = opened(replace(FAST, sample_s=0.05))
+    watched.row(1, is_whole)
     watched.state.put(1, xid="79@1")
     session = watched.collector._session
     assert session is not None
@@ -264,9 +270,11 @@ def test_what_was_read_just_before_an_outage_is_told(opened: Opener) -> None:
     deadline_s = time.monotonic() + SEEN_S_MAX
     while not has_xid():
         assert time.monotonic() < deadline_s
+        time.sleep(0.002)
     watched.state.put("*", init="E9", all="E9")
-    while watched.collector.sensors:
+    while session.failure is None or session.readers:
         assert time.monotonic() < deadline_s
+        time.sleep(0.002)
     assert 79 in watched.until(lambda new: len(new) > 0).xid
 
 
@@ -290,9 +298,10 @@ watched.collector.open()
 watched.row(1, is_whole)
 print(hasattr(pynvml.nvmlLib, "nvmlDeviceGetTemperatureV"))
 state.put("*", init="E18", all="E18")
-watched.wait(lambda: not watched.collector.sensors)
+watched.wait(lambda: "NVML error 18" in watched.why("all GPUs"))
 os.replace({str(tmp_path / "new")!r}, {str(libraries / LIBRARY)!r})
 state.remove("*", "init", "all")
+watched.wait(lambda: not watched.why("all GPUs"))
 watched.row(1, is_whole)
 print(hasattr(pynvml.nvmlLib, "nvmlDeviceGetTemperatureV"))
 watched.collector.close()

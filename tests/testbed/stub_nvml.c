@@ -16,7 +16,7 @@
  *   3 pids 71:5000,73     compute processes: <pid>[:<bytes of GPU memory>][@<GPU instance>]
  *   3 mig 1               MIG mode; 3.0 uuid MIG-..., 3.0 pids ...     the MIG device with index 0
  *   others: name uuid bus clock.sm clock_max.sm reasons temperature power power_limit utilization pcie_generation
- *   pcie_width pcie_replays ecc_uncorrected nvlink<n>.state nvlink<n>.errors<kind> remapped remapped_uncorrected
+ *   pcie_width pcie_replays ecc_uncorrected nvlink<n>.state remapped remapped_uncorrected
  *   retired<cause> field<id>[.<scope>]
  *
  * -DSTUB_OLD leaves out the functions that came with later drivers.
@@ -483,14 +483,6 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nv
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, nvmlNvLinkErrorCounter_t kind,
-                                             unsigned long long *errors)
-{
-    char key[40];
-    snprintf(key, sizeof key, "nvlink%u.errors%d", link, (int)kind);
-    return link < NVML_NVLINK_MAX_LINKS ? number(device, key, errors) : NVML_ERROR_INVALID_ARGUMENT;
-}
-
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
     int gpu, mig;
@@ -624,7 +616,13 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     for (long left_ms = timeout_ms;; left_ms -= TICK_NS / 1000000L) {
         for (int gpu = 0; gpu < n_gpus; gpu++) {
             long serial = own->delivered[gpu];
-            unsigned long long code = own->is_registered[gpu] ? event_after(gpu, &serial) : 0;
+            char text[256];
+            unsigned long long code;
+            if (!own->is_registered[gpu])
+                continue;
+            code = event_after(gpu, &serial);
+            if (!code && look_up(gpu, -1, "all", text, sizeof text) && code_of(text))
+                return code_of(text);
             if (!code)
                 continue;
             own->delivered[gpu] = serial;

@@ -113,6 +113,7 @@ class Loop:
             if library.identity not in self._attached:
                 self._attached.add(library.identity)
                 self.nccl.attach(library)
+                self.discovery.note_observed(library, time.monotonic_ns())
                 logger.info("%s is observed", library.name or library.path)
 
     def flush(self) -> None:

@@ -124,6 +124,7 @@ class NcclCollector:
             if tgid in syncs:
                 self._keep(process, process.syncs, syncs[tgid])
         self._forget_strangers()
+        self._registry.save()  # before anything can end the agent
 
     def collect(self, ranks: Sequence[RankProcess]) -> Observations:
         """Return the rows of processes that are known as ranks."""

@@ -12,7 +12,7 @@ from agents.clock import Clock
 from agents.collector import Collector
 from agents.communicators import Registry
 from agents.config import AgentConfig
-from agents.ebpf.libraries import Identity, Library, LibraryFinder
+from agents.ebpf.libraries import Identity, Library
 from agents.ebpf.symbols import NotALibrary, read_image
 from agents.ebpf.tracer import Tracer
 from agents.host import HostCollector
@@ -39,7 +39,7 @@ def build(config: AgentConfig, publisher: Outlet) -> Loop:
     clock = Clock()
     state = _state_folder(config)
     registry = Registry(None if state is None else state / "communicators.json")
-    processes = Processes(config.identity.names, find=LibraryFinder().find)
+    processes = Processes(config.identity.names)
     call_times = CallTimes()
     late = Late(registry)
     tracer = Tracer(

@@ -143,7 +143,7 @@ def test_each_request_of_a_process_to_a_block_device_is_timed_once(on_disk: Path
             assert its not in sums
             assert sums[key].io_requests == 211
             assert 0 < sums[key].io_s <= sums[key].off_cpu_s + 0.05, "it waits for each of them"
-            machine.order(reader, "0")
+            machine.order(other, "211")  # of the same places
             assert tracer.read()[1][key].io_requests == 0
     finally:
         programs.close()

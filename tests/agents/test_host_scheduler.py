@@ -66,6 +66,28 @@ def test_a_process_beside_a_hog_waits_as_long_as_the_scheduler_says(collector: H
     assert max(row["stopped_ratio"] for row in seen) == 0
 
 
+# Naps, and gives way to whoever runs when it wakes up.
+NAPS = """
+import os, time
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+os.nice(10)
+while True:
+    time.sleep(0.003)
+"""
+
+
+def test_a_thread_that_was_woken_waits_for_a_cpu_and_no_longer_sleeps(collector: HostCollector) -> None:
+    with machine.running(NAPS, on=machine.cpu()) as process, machine.running(machine.BUSY, on=machine.cpu()):
+        ranks = [machine.rank_process(process.pid)]
+        machine.read(collector, *ranks)
+        before, start_ns = machine.scheduled(process.pid), time.time_ns()
+        rows = machine.rows_until(collector, ranks, lambda row: row["time_ns"] > start_ns + 2e9)
+        truth = machine.scheduled(process.pid).since(before)
+    told_s = sum(row["run_queue_ratio"] for row in rows) / len(rows) * (rows[-1]["time_ns"] - start_ns) / 1e9
+    assert told_s == pytest.approx(truth.wait_s, rel=0.15, abs=0.02)
+    assert truth.wait_s > 0.1
+
+
 def test_a_stopped_process_is_stopped_now_and_not_when_it_goes_on(collector: HostCollector) -> None:
     with machine.running(machine.BUSY) as busy, machine.talking(machine.THREADS) as idle:
         machine.order(idle, "3")
@@ -109,6 +131,8 @@ def test_threads_are_counted_from_when_they_begin_until_they_end(collector: Host
         machine.rows_until(collector, ranks, lambda row: row["off_cpu_ratio"] == pytest.approx(8, abs=0.1))
         machine.order(idle, "")
         machine.rows_until(collector, ranks, lambda row: row["off_cpu_ratio"] == pytest.approx(1, abs=0.1))
+        assert collector._tracer is not None
+        assert len(collector._tracer._all_threads.read()[0]) == 1, "their numbers may be given to others"
 
 
 def test_threads_from_before_the_agent_came_are_counted_too(collector: HostCollector) -> None:
@@ -190,6 +214,9 @@ def test_a_process_that_has_ended_is_forgotten_and_the_next_one_begins_at_nothin
     collector._tracer._last_place -= 1  # the next process gets the same place
     with machine.talking(machine.THREADS) as process:
         ranks = [machine.rank_process(process.pid)]
+        collector._tracer.follow([ranks[0].key])
+        _, sums = collector._tracer.read()
+        assert sums[ranks[0].key].switches == 0
         machine.read(collector, *ranks)
         first = machine.rows_until(collector, ranks, lambda row: True)[0]
         assert first["off_cpu_ratio"] == pytest.approx(1, abs=0.05)

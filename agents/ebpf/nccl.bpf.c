@@ -2,7 +2,7 @@
  *
  * A run of equal calls is one record. A process has one open run at most; it is closed, and goes to user space, when
  * something else happens in the process: a different call, a call by another thread, a synchronisation, the boundary of
- * a group, or nothing at all for GAP_NS. User space reads runs that stay open straight from the map, and only when they
+ * a group, the making or end of a communicator, or nothing at all for GAP_NS. User space reads runs that stay open straight from the map, and only when they
  * have been idle for much longer than GAP_NS: from then on the kernel can no longer extend them.
  *
  * What happens at every call is to find the thread at its entry, and thread and process at its return; nothing is
@@ -619,6 +619,7 @@ static __always_inline int enter_creation(struct pt_regs *ctx, struct creation *
     }
     if (is_nested(ctx, thread))
         return 0;
+    interrupt(process);
     creation->tgid = id >> 32;
     creation->tid = id;
     if (creation->parent)

@@ -12,14 +12,14 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 
-long probed_delay_ns;
+long probed_delay_ns, probed_result;
 
 /* A count of 13 is refused, as NCCL refuses invalid arguments. */
 static ncclResult_t work(size_t count)
 {
     if (probed_delay_ns)
         nanosleep(&(struct timespec){.tv_nsec = probed_delay_ns}, NULL);
-    return count == 13 ? 4 : 0;
+    return count == 13 ? 4 : probed_result;
 }
 
 #ifdef CUDART

@@ -196,6 +196,57 @@ def test_an_address_that_is_used_again_counts_from_the_start(tracer: Tracer, vic
     assert seen.runs["first_seq"].tolist() == [0, 0]
 
 
+def test_an_address_whose_end_nobody_saw_counts_from_its_new_creation(tracer: Tracer, victim: Victim) -> None:
+    first, second = victim.do(
+        """
+        first = me.create(2, 0)
+        for _ in range(7): me.call("ncclAllReduce", comm=first)
+        ctypes.memset(first, 0, 4)  # free, as the library sees it
+        second = me.create(2, 0)
+        for _ in range(3): me.call("ncclAllReduce", comm=second)
+        answer = first, second
+        """
+    )
+    assert first == second
+    seen = take_all(tracer, victim)
+    numbers = [int(run["first_seq"]) + i for run in seen.runs for i in range(int(run["count"]))]
+    assert numbers == [*range(7), *range(3)]
+
+
+def test_an_address_that_is_used_again_by_a_late_split_counts_from_the_start(tracer: Tracer, victim: Victim) -> None:
+    first, second = victim.do(
+        """
+        parent = me.create(2, 0)
+        first = me.split(parent, 0, 0).value
+        for _ in range(7): me.call("ncclAllReduce", comm=first)
+        me.library.ncclCommDestroy(first)
+        me.library.ncclGroupStart()
+        made = me.split(parent, 0, 0)
+        me.library.ncclGroupEnd()
+        for _ in range(3): me.call("ncclAllReduce", comm=made.value)
+        answer = first, made.value
+        """
+    )
+    assert first == second
+    seen = take_all(tracer, victim)
+    assert seen.runs["first_seq"].tolist() == [0, 0]
+    assert [each.nth_child for each in created(seen)] == [None, 0, 1]
+
+
+def test_the_children_of_a_parent_at_the_same_address_are_others(tracer: Tracer, victim: Victim) -> None:
+    victim.do(
+        """
+        for _ in range(2):
+            parent = me.create(2, 0)
+            children = [me.split(parent, 0, 0).value for _ in range(3)]
+            for comm in (*children, parent): me.library.ncclCommDestroy(comm)
+        """
+    )
+    told = created(take_all(tracer, victim))
+    assert told[0].comm == told[4].comm
+    assert [each.nth_child for each in told] == [None, 0, 1, 2] * 2
+
+
 def test_a_job_that_was_there_before_us_is_counted_from_our_coming(tracer: Tracer, library: Path) -> None:
     late = open_tracer()
     try:

@@ -166,6 +166,21 @@ def test_processes_beyond_the_places_are_counted_as_lost_until_others_end(small_
         assert take_all(small_tracer, victims[8]).runs["count"].tolist() == [5]
 
 
+def test_processes_whose_numbers_have_one_place_find_others(small_tracer: Tracer, library: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        victims = [stack.enter_context(Victim(library))]
+        while len(victims) < 3:
+            other = stack.enter_context(Victim(library))
+            if other.pid % 8 == victims[0].pid % 8:
+                victims.append(other)
+            else:
+                other.end()
+        for victim in victims:
+            victim.do("for _ in range(7): me.call('ncclAllReduce')")
+        for victim in victims:
+            assert take_all(small_tracer, victim).runs["count"].tolist() == [7]
+
+
 def test_the_places_of_processes_that_have_ended_are_free_again_without_being_told(
     small_tracer: Tracer, library: Path
 ) -> None:

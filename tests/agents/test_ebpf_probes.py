@@ -182,6 +182,20 @@ def test_a_library_that_was_replaced_while_in_use_is_not_confused_with_the_new_o
             assert len(take_all(tracer, other).keys) == 0
 
 
+def test_a_library_that_something_was_mounted_over_is_not_confused_with_that(
+    tracer: Tracer, library: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "new").mkdir()
+    new = build_library(tmp_path / "new")
+    with Victim(library, "unshare", "--mount", "--propagation=private") as victim:
+        bind = 4096
+        assert victim.do(f"answer = ctypes.CDLL(None).mount(b{str(new)!r}, b{str(library)!r}, None, {bind}, None)") == 0
+        assert victim.nccl().identity.inode == library.stat().st_ino
+        attach(tracer, victim)
+        victim.do("for _ in range(7): me.call('ncclAllReduce')")
+        assert len(take_all(tracer, victim).keys) == 7
+
+
 def test_functions_that_would_be_single_stepped_are_reported_and_left_alone(tracer: Tracer, tmp_path: Path) -> None:
     protected = build_library(tmp_path, *PUSHES, "-fcf-protection=full")
     with Victim(protected) as victim:

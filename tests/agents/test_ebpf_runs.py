@@ -111,6 +111,34 @@ def test_what_a_call_returned_is_kept_also_within_a_run(tracer: Tracer, victim: 
     assert set(seen.runs["result"][~refused].tolist()) == {0}
 
 
+def test_a_result_within_a_run_is_the_last_that_was_not_success(tracer: Tracer, victim: Victim) -> None:
+    victim.do(
+        """
+        result = ctypes.c_long.in_dll(me.library, "probed_result")
+        for result.value in (0, 5, 3, 0, 0): me.call("ncclAllReduce")
+        """
+    )
+    truth = victim.truth()
+    seen = take_all(tracer, victim)
+    assert [each.result for each in truth] == [0, 5, 3, 0, 0]
+    assert seen.runs["result"].tolist() == [3]
+
+
+def test_the_shortest_call_of_a_run_is_known(tracer: Tracer, victim: Victim) -> None:
+    victim.do(
+        """
+        delay = ctypes.c_long.in_dll(me.library, "probed_delay_ns")
+        for delay.value in (7_000_000, 1_000_000, 5_000_000): me.call("ncclAllReduce")
+        """
+    )
+    truth = victim.truth()
+    seen = take_all(tracer, victim)
+    check_times(seen.runs, truth)
+    assert seen.runs["count"].tolist() == [3]
+    assert 1_000_000 <= int(seen.runs["least_ns"][0]) <= truth[1].after_ns - truth[1].before_ns
+    assert int(seen.runs["total_ns"][0]) >= 13_000_000
+
+
 @pytest.mark.parametrize(
     "between",
     [

@@ -124,6 +124,8 @@ def _connection(reply: memoryview, family: int, inode: int) -> Connection:
 
 
 def _socket_in(namespace: Path) -> socket.socket:
+    if namespace.stat().st_ino == Path("/proc/self/ns/net").stat().st_ino:
+        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)  # needs no CAP_SYS_ADMIN
     made: list[socket.socket | OSError] = []
 
     def make() -> None:

@@ -1,5 +1,6 @@
 """TCP connections of processes in network namespaces of their own, over links that lose and delay on order."""
 
+import ctypes
 import errno
 import ipaddress
 import math
@@ -313,6 +314,28 @@ def test_a_kernel_that_lists_nothing_is_told_with_its_remedy(monkeypatch: pytest
         made.open()
     assert made.sensors == Sensor(0)
     made.close()
+
+
+def test_the_agents_own_namespace_is_looked_at_without_entering_it(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refuses:
+        """The C library of a process without CAP_SYS_ADMIN."""
+
+        def setns(self, *_: int) -> int:
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+    monkeypatch.setattr(socket_diag, "_libc", Refuses())
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as made:
+        diag = SocketDiag(Path("/proc/self/ns/net"))
+        inode = os.fstat(made.fileno()).st_ino
+        inodes, found = diag.read({inode})
+        diag.close()
+        assert inode in inodes
+        assert [connection.inode for connection in found] == [inode]
+    with pytest.raises(PermissionError):
+        SocketDiag(Path(f"/run/netns/{network.left}"))
 
 
 def test_what_an_old_kernel_does_not_count_is_missing() -> None:

@@ -57,11 +57,12 @@ class HostTracer:
         self._unseen |= {} if programs.has_requests else {"io_s": NAN, "io_requests": NAN}
         self._followed: dict[ProcessKey, _Followed] = {}
         self._last_place = -1
+        self._n_refused = 0
 
     @property
     def n_lost_threads(self) -> int:
-        """Threads that found no room in the kernel when they began, since the programs were loaded."""
-        return int.from_bytes(self._lost.get(_u32(0)) or b"", "little")
+        """Threads that found no room in the kernel: those that began so far, and those of the last search."""
+        return int.from_bytes(self._lost.get(_u32(0)) or b"", "little") + self._n_refused
 
     def follow(self, keys: Sequence[ProcessKey]) -> None:
         """Follow these processes and no others. Threads that are there already are found by find_threads()."""
@@ -75,6 +76,7 @@ class HostTracer:
 
     def find_threads(self) -> None:
         """Follow threads of followed processes that the kernel programs did not see begin."""
+        self._n_refused = 0
         tids, rows = self._all_threads.read()
         for key, process in self._followed.items():
             known = set(tids[rows["process"] == process.place].tolist())
@@ -130,7 +132,9 @@ class HostTracer:
         row["since"], row["state"], row["process"] = time.monotonic_ns(), UNKNOWN, place
         name = _u32(tid)
         self._filter.set(_u32(tid % FILTER_SIZE), _YES)
-        self._threads.set(name, row.tobytes())
+        if not self._threads.set(name, row.tobytes()):
+            self._n_refused += 1
+            return
         try:
             with open(f"{self._proc}/{pid}/task/{tid}/stat") as file:
                 state = after_name(file.read())[0]

@@ -6,9 +6,10 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from agents import host_programs
+from agents import host_programs, host_tracer
 from agents.clock import Clock
 from agents.collector import NotAvailable
 from agents.ebpf import bcc_backend
@@ -106,6 +107,31 @@ def test_a_collector_may_be_opened_again_and_closed_twice() -> None:
 def in_first_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the agent believe that it sees processes by the kernel's own numbers, wherever the tests run."""
     monkeypatch.setattr(host_programs, "_FIRST_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
+
+
+@pytest.mark.kernel
+def test_threads_and_processes_beyond_the_room_for_them_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_tracer, "PROCESSES_MAX", 1)
+    collector = HostCollector(clock=Clock(), programs=HostPrograms())
+    collector.open()
+    if any("refuses" in limit.why or "bcc" in limit.why for limit in collector.limits()):
+        give_up(str(collector.limits()))
+    tracer = collector._tracer
+    assert tracer is not None
+    with machine.talking(machine.THREADS) as one, machine.talking(machine.THREADS) as other:
+        machine.order(one, "2")
+        ranks = [machine.rank_process(one.pid), machine.rank_process(other.pid, 1)]
+        row = np.zeros((), host_programs.THREAD)
+        row["process"] = 7
+        for number in range(host_programs.THREADS_MAX - 1):  # a map that is full but for one thread
+            tracer._threads.set((1 << 30 | number).to_bytes(4, "little"), row.tobytes())
+        machine.read(collector, *ranks)
+        found = {limit.what for limit in collector.limits()}
+        assert found == {"the threads of 1 rank processes", "2 threads of rank processes, at first"}
+        machine.order(one, "3")
+        found = {limit.what for limit in collector.limits()}
+        assert "5 threads of rank processes, at first" in found
+    collector.close()
 
 
 def works_all_the_same(collector: HostCollector) -> None:

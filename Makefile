@@ -7,7 +7,7 @@ UV := $(BIN)/uv
 UV_VERSION := 0.13.9
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools check test unit demo bench lock clean
+.PHONY: help setup tools check test unit demo bench quality lock clean
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
@@ -33,6 +33,10 @@ demo: setup ## A simulated job with three faults, each found, explained and reso
 
 bench: setup ## Measure against named baselines, in one run each
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+quality: setup ## Judge the labelled corpus and real series; scores go to build/quality.json (hours; goes on where it stopped)
+	$(UV) pip install --quiet --python $(BIN)/python --group quality
+	$(BIN)/python -m benchmarks.quality --part all
 
 lock: $(UV) ## Renew requirements.lock from pyproject.toml
 	$(UV) pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade --generate-hashes \

@@ -1,4 +1,4 @@
-"""Generate, judge and score the corpus: python -m benchmarks.quality --help."""
+"""Generate, judge and score the corpus and the real series: python -m benchmarks.quality --help."""
 
 import os
 from math import isfinite
@@ -9,12 +9,17 @@ import click
 import msgspec
 from rich.console import Console
 
+from benchmarks.quality import real
 from benchmarks.quality.corpus import CLASSES, Part, Seeds, episodes
 from benchmarks.quality.failures import failures
-from benchmarks.quality.matching import match
+from benchmarks.quality.matching import Matched, match
+from benchmarks.quality.plots import draw_page
 from benchmarks.quality.pool import code_digest, outcomes
-from benchmarks.quality.report import print_table
+from benchmarks.quality.report import print_real, print_table
 from benchmarks.quality.score import headline
+
+_DATA = Path(os.environ.get("FAILSLOW_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+_PARTS = {"development": False, "held_out": True}
 
 
 @click.command()
@@ -24,32 +29,61 @@ from benchmarks.quality.score import headline
 @click.option(
     "--part", type=click.Choice(["development", "held-out", "all"]), default="development", help="Of held_out.toml."
 )
+@click.option("--splices", default=300, help="Per point of the curves on real noise; 0 leaves the real series out.")
 @click.option("--processes", default=os.cpu_count() or 1, help="How many episodes run at once.")
 @click.option("--failures", "shows_failures", is_flag=True, help="List what went wrong, episode by episode.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/quality.json"))
-def main(classes: str, share: float, seeds: Seeds, part: Part, processes: int, shows_failures: bool, out: Path) -> None:
-    """Judge a share of the corpus, print scores by class and write them with their intervals."""
+def main(
+    *,
+    classes: str,
+    share: float,
+    seeds: Seeds,
+    part: Part,
+    splices: int,
+    processes: int,
+    shows_failures: bool,
+    out: Path,
+) -> None:
+    """Judge a share of the corpus and the real series; print scores, write them with their intervals, draw a page."""
     names = [name for name in classes.split(",") if name] or list(CLASSES)
     unknown = [name for name in names if name not in CLASSES]
     if unknown:
         raise click.UsageError(f"no class {unknown[0]!r}: the classes are {', '.join(CLASSES)}")
-    wanted = list(episodes(classes=names, share=share, seeds=seeds, part=part))
-    found = outcomes(wanted, out.parent / "quality", processes)
-    result: dict[str, Any] = {"code": code_digest(), "share": share, "classes": names, "seeds": seeds}
     console = Console(width=220)
-    for title, is_held_out in (("held_out", True), ("development", False)):
-        given = [one for one, e in zip(found, wanted, strict=True) if e.is_held_out is is_held_out]
-        if given:
-            matched = [match(one) for one in given]
-            scores = headline(matched)
-            print_table(console, title, scores)
-            if shows_failures:
-                for line in failures(matched):
-                    console.print(line, highlight=False, soft_wrap=True)
-            result[title] = _finite(msgspec.to_builtins(scores))
+    matched = _corpus(names, share, seeds, part, processes, out.parent / "quality")
+    result: dict[str, Any] = {"code": code_digest(), "share": share, "classes": names, "seeds": seeds}
+    for title, is_held_out in _PARTS.items():
+        if part not in (title.replace("_", "-"), "all"):
+            continue
+        given = [one for one, held in matched if held is is_held_out]
+        scores = headline(given)
+        print_table(console, title, scores)
+        if shows_failures:
+            for line in failures(given):
+                console.print(line, highlight=False, soft_wrap=True)
+        curves = []
+        result[title] = msgspec.to_builtins(scores)
+        if splices:
+            said = real.healthy(_DATA, held_out=is_held_out)
+            curves = real.curves(_DATA, held_out=is_held_out, n=splices, n_processes=processes)
+            print_real(console, said, curves)
+            result[title] |= {"real_healthy": msgspec.to_builtins(said), "real_curves": msgspec.to_builtins(curves)}
+        draw_page(out.with_name(f"quality-{title}.png"), title, scores, given, curves)
+    if splices:
+        result["real_traces"] = msgspec.to_builtins(real.traces(_DATA))
+        console.print(result["real_traces"])
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    console.print(f"{out}")
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(_finite(result)), indent=1) + b"\n")
+    console.print(f"wrote {out}")
+
+
+def _corpus(
+    names: list[str], share: float, seeds: Seeds, part: Part, n_processes: int, folder: Path
+) -> list[tuple[Matched, bool]]:
+    """Return the episodes, matched, and whether each is held out."""
+    wanted = list(episodes(classes=names, share=share, seeds=seeds, part=part))
+    found = outcomes(wanted, folder, n_processes)
+    return [(match(one), episode.is_held_out) for one, episode in zip(found, wanted, strict=True)]
 
 
 def _finite(value: Any) -> Any:

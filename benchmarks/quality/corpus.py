@@ -33,10 +33,11 @@ class Episode:
 
     def draw(self) -> tuple[Draw, Scenario]:
         """Return what chance decided, and the scenario."""
-        draw = self._begun()
+        draw = self.begun()
         return draw, CLASSES[self.class_name].make(draw)
 
-    def _begun(self) -> Draw:
+    def begun(self) -> Draw:
+        """Return what chance decides before the class does: layout, sensors and noise."""
         layouts = (n for n, one in LAYOUTS.items() if one.shape.pp > 1 or not CLASSES[self.class_name].needs_stages)
         return Draw(self.class_name, self.seed, tuple(layouts))
 
@@ -44,9 +45,7 @@ class Episode:
     def is_held_out(self) -> bool:
         """Whether nobody may tune on it."""
         lists = held_out()
-        return (
-            self.seed % 2 == 1 or self.class_name in lists["classes"] or self._begun().layout_name in lists["layouts"]
-        )
+        return self.seed % 2 == 1 or self.class_name in lists["classes"] or self.begun().layout_name in lists["layouts"]
 
 
 @cache

@@ -92,7 +92,8 @@ def match(outcome: Outcome) -> Matched:
             false.append(opening)
             n_while_healthy += 1
     for finding in findings:
-        finding.standing += [o for o in accusing if _is_standing(o, finding.answer) and is_right(o, finding.answer)]
+        true = [o for o in accusing if o not in false]
+        finding.standing += [o for o in true if _is_standing(o, finding.answer) and is_right(o, finding.answer)]
     healthy = sum(1 for i in range(outcome.iterations) if not any(_is_felt(f.answer, i) for f in findings))
     return Matched(outcome, findings, tuple(false), len(accusing), healthy, n_while_healthy)
 

@@ -1,10 +1,12 @@
-"""One table of scores, for the terminal."""
+"""Scores as tables, for the terminal."""
 
+from collections.abc import Sequence
 from math import isnan
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.quality.real import Curve, Healthy
 from benchmarks.quality.score import Headline, Quantile, Share
 
 
@@ -56,3 +58,21 @@ def _quantile(quantile: Quantile) -> str:
 
 def _number(value: float, digits: int) -> str:
     return "-" if isnan(value) else f"{value:.{digits}f}"
+
+
+def print_real(console: Console, said: Healthy, curves: Sequence[Curve]) -> None:
+    """Print what was said of healthy series, and one line per shape and noise of the splices."""
+    console.print(f"{said.false_incidents} false incidents in {said.iterations:,} real healthy iterations")
+    for spell in said.spells:
+        kind = "information" if spell.is_information else "false"
+        console.print(f"    {kind}: {spell.series}, since {spell.onset}, known at {spell.detected}")
+    shifts = sorted({curve.shift_sigmas for curve in curves})
+    table = Table(title="shifts in real noise: recall, median delay (bound)", title_justify="left")
+    for name in ("shape", "noise", *(f"{shift:g} sigma" for shift in shifts), "extra / 10,000"):
+        table.add_column(name, justify="right")
+    for shape, noise in dict.fromkeys((curve.shape, curve.noise) for curve in curves):
+        line = [curve for curve in curves if (curve.shape, curve.noise) == (shape, noise)]
+        cells = [f"{c.recall:.2f} {_number(c.delay, 0)} ({c.bound:.0f})" for c in line]
+        extra = sum(c.extra_per_10000 for c in line) / len(line)
+        table.add_row(shape, noise, *cells, f"{extra:.1f}")
+    console.print(table)

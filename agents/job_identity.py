@@ -101,7 +101,7 @@ class Discovery:
     def update(self, candidates: Sequence[Candidate], gpus_by_pid: GpusByPid, now_ns: int) -> list[RankProcess]:
         """Return the rank processes that run now, by job and rank. now_ns: by the monotonic clock."""
         self._disagreements = {}
-        running = {c.key: c for c in candidates if self._is_selected(c)}
+        running = {c.key: c for c in candidates if self.is_selected(c)}
         self._known = {key: known for key, known in self._known.items() if key in running}
         for key, candidate in running.items():
             known = self._known.get(key)
@@ -131,6 +131,11 @@ class Discovery:
         """Take note that a library is observed from now on; one that a candidate maps is from the look at it."""
         self._observed.setdefault(library.identity, now_ns)
 
+    def note_unobserved(self, library: Library) -> None:
+        """Take note that a library is observed no more."""
+        self._observed.pop(library.identity, None)
+        self._versions.pop(library.identity, None)
+
     def disagreements(self) -> list[Limit]:
         """Return where the sources of identity contradict each other, or leave a choice."""
         own = [limit for known in self._known.values() for limit in known.contradictions.values()]
@@ -159,7 +164,8 @@ class Discovery:
             )
         return limits
 
-    def _is_selected(self, candidate: Candidate) -> bool:
+    def is_selected(self, candidate: Candidate) -> bool:
+        """Whether a process is to be observed at all."""
         return all(candidate.environment.get(name) == value for name, value in self.config.select.items())
 
     def _may_have_begun(self, candidate: Candidate, now_ns: int) -> bool:

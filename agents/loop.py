@@ -14,7 +14,7 @@ from typing import Protocol
 from agents.batches import Assembler
 from agents.clock import Clock, clock_error_ns
 from agents.collector import Limit, ProcessKey, RankProcess
-from agents.ebpf.libraries import Library
+from agents.ebpf.libraries import Identity, Library
 from agents.job_identity import Discovery
 from agents.nccl import NcclCollector
 from agents.nvml import NvmlCollector
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 SCAN_S = 0.5
 SILENT_BROKER_S = 10.0
+UNUSED_S = 600.0  # after which a library is no longer observed
 _LIMITS_SAID_MAX = 256
 _GPUS_EVERY = 5  # flushes between two looks at which process uses which GPU
 
@@ -68,7 +69,7 @@ class Loop:
     candidates: list[Candidate] = field(default_factory=list)
     ranks: list[RankProcess] = field(default_factory=list)  # that run now
     _ending: dict[ProcessKey, tuple[RankProcess, int]] = field(default_factory=dict)  # flushes that are left
-    _attached: set[object] = field(default_factory=set)
+    _attached: dict[Identity, tuple[Library, float]] = field(default_factory=dict)  # and when it was used last, s
     _gpus_by_pid: dict[int, list[Gpu]] = field(default_factory=dict)
     _n_flushes: int = 0
     _said: set[str] = field(default_factory=set)
@@ -107,14 +108,24 @@ class Loop:
     def scan(self) -> None:
         """Look for processes that may be ranks, and observe the libraries that they use."""
         self.candidates = self.processes.scan(time.monotonic_ns())
-        if self.nccl is None:
+        if self.nccl is None or not self.nccl.is_open:
+            self._attached.clear()
             return
-        for library in (*self.libraries, *(lib for c in self.candidates for lib in c.libraries)):
+        now_s = time.monotonic()
+        wanted = [c for c in self.candidates if self.discovery.is_selected(c)]
+        for library in (*self.libraries, *(library for c in wanted for library in c.libraries)):
             if library.identity not in self._attached:
-                self._attached.add(library.identity)
                 self.nccl.attach(library)
                 self.discovery.note_observed(library, time.monotonic_ns())
                 logger.info("%s is observed", library.name or library.path)
+            self._attached[library.identity] = (library, now_s)
+        # Every container has files of its own: what nobody uses any more is not observed for ever.
+        for identity, (library, used_s) in list(self._attached.items()):
+            if now_s - used_s > UNUSED_S:
+                del self._attached[identity]
+                self.nccl.detach(library)
+                self.discovery.note_unobserved(library)
+                logger.info("%s is not used any more", library.name or library.path)
 
     def flush(self) -> None:
         """Read all sources and publish what they saw."""

@@ -68,7 +68,6 @@ class NcclCollector:
         self._key_of = key_of
         self._is_open = False
         self._kinds: set[str] = set()
-        self._limits: dict[str, Limit] = {}
         self._processes: dict[int, _Process] = {}
         self._lost = 0
 
@@ -82,6 +81,11 @@ class NcclCollector:
             found |= Sensor.SYNC
         return found | (Sensor.HOST_DURATION if self._tracer.has_return_probes else Sensor(0))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether libraries can be attached to."""
+        return self._is_open
+
     def open(self) -> None:
         """Load the programs. Raises NotAvailable."""
         self._tracer.open()
@@ -91,9 +95,13 @@ class NcclCollector:
         """Observe a library from now on, in every process that uses it."""
         if not self._is_open:
             return
-        for limit in self._tracer.attach(library):
-            self._limits[f"{library.path} {limit.what}"] = limit
+        self._tracer.attach(library)
         self._kinds.add("nccl" if library.kind.startswith("nccl") else library.kind)
+
+    def detach(self, library: Library) -> None:
+        """Observe a library no more."""
+        if self._is_open:
+            self._tracer.detach(library)
 
     def poll(self) -> None:
         """Take the kernel's records into memory; cheap, for every few tens of milliseconds."""
@@ -167,8 +175,7 @@ class NcclCollector:
 
     def limits(self) -> Sequence[Limit]:
         """Return what the tracer, the libraries and the communicators keep from being seen."""
-        own = [*self._tracer.limits(), *self._limits.values()]
-        return [*own, *self._late.limits()]
+        return [*self._tracer.limits(), *self._late.limits()]
 
     def close(self) -> None:
         """Detach all programs; what the communicators are called is kept for the agent that follows."""

@@ -42,6 +42,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     off: tuple[str, ...] = ()  # sources that are not read, of SOURCES
     nvml_library: str = ""  # where the system's loader does not find libnvidia-ml.so.1
     sysfs: str = "/sys"  # where the counters of RDMA ports are found
+    rdma_bytes_per_tick: float = 0.0  # of port_xmit_wait; 0: unknown, and so is the share of time without credit
     nccl: NcclConfig = NcclConfig()
     identity: IdentityConfig = IdentityConfig()
     markers: MarkerConfig = MarkerConfig()

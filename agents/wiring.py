@@ -58,7 +58,9 @@ def build(config: AgentConfig, publisher: Outlet) -> Loop:
             call_times, clock, state_file=None if state is None else state / "inspector.json"
         ),
         "tcp": lambda: TcpPeers(clock=clock),
-        "infiniband": lambda: Infiniband(clock=clock, root=Path(config.sysfs)),
+        "infiniband": lambda: Infiniband(
+            clock=clock, root=Path(config.sysfs), bytes_per_tick=config.rdma_bytes_per_tick or None
+        ),
         "markers": lambda: MarkerCollector(config.markers),
     }
     is_on = {name: name not in config.off for name in collectors}

@@ -10,25 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agents.clock import Clock
-from agents.nvml_fields import Field, fields_of_a_gpu
-from agents.nvml_library import (
-    FUNCTION_NOT_FOUND,
-    GPU_IS_LOST,
-    NOT_SUPPORTED,
-    OUTAGES,
-    REFUSALS,
-    GpuProcess,
-    NvmlFailure,
-    find_gpu,
-    forget_errors,
-    new_errors,
-    processes,
-    watch_errors,
-)
+from agents.nvml_access import GpuAccess
+from agents.nvml_library import GPU_IS_LOST, GpuProcess, NvmlFailure
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +53,6 @@ class Reading(NamedTuple):
     is_lost: bool = False
 
 
-class _Refused(NamedTuple):
-    text: str
-    remedy: str
-    until_s: float  # monotonic; until then it is not asked again
-
-
 class GpuReader:
     """Reads one GPU from its own thread; any thread may call its methods.
 
@@ -98,15 +78,10 @@ class GpuReader:
         self._pace = pace
         self._clock = clock
         self._on_outage = on_outage
-        self._fields: tuple[Field, ...] = fields_of_a_gpu()
-        self._way: dict[str, int] = {}  # by column, of the ways that the field has
-        self._refused: dict[str, _Refused] = {}  # by what
-        self._failing: dict[str, NvmlFailure] = {}  # by what: this time
+        self._access = GpuAccess(nvml_index, refused_s=pace.refused_s)
         self._readings: deque[Reading] = deque(maxlen=READINGS_MAX)
         self._errors: list[int] = []  # XIDs that are in no reading yet
         self._processes: tuple[float, list[GpuProcess]] = (float("-inf"), [])
-        self._handle: Any = None
-        self._events: Any = None
         self._begun_s: float | None = None
         self._was_late = False
         self._last_s = time.monotonic()  # of the last reading
@@ -170,8 +145,7 @@ class GpuReader:
 
     def troubles(self) -> dict[str, tuple[str, str]]:
         """Return what of it cannot be read: why, and the remedy."""
-        refused = {what: (refusal.text, refusal.remedy) for what, refusal in self._refused.copy().items()}
-        return refused | {what: (str(failure), failure.remedy) for what, failure in self._failing.copy().items()}
+        return self._access.troubles()
 
     def _run(self) -> None:
         try:
@@ -183,12 +157,12 @@ class GpuReader:
         finally:
             self._begun_s = None
             self._identified.set()
-            self._let_go()
+            self._access.let_go()
 
     def _identify(self) -> None:
         self._begun_s = time.monotonic()
         try:
-            self._acquire()
+            self._find()
         except NvmlFailure as failure:
             if failure.code != GPU_IS_LOST:
                 raise
@@ -201,16 +175,17 @@ class GpuReader:
         while not self._stopped.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + self._pace.sample_s, time.monotonic())
             self._begun_s = time.monotonic()
-            self._read(self._clock.now_ns(), self._begun_s)
+            self._read(self._begun_s)
             self._begun_s = None
 
-    def _read(self, time_ns: int, begun_s: float) -> None:
+    def _read(self, begun_s: float) -> None:
+        time_ns = self._clock.now_ns()
         try:
             values = self._values()
         except NvmlFailure as failure:
             if failure.code != GPU_IS_LOST:
                 raise
-            self._lose(time_ns)
+            self._lose()
             return
         if self.is_lost and values:
             logger.warning("GPU %d: NVML can read it again", self.index)
@@ -224,6 +199,22 @@ class GpuReader:
             return
         self._errors.clear()
         self._keep(Reading(time_ns, values))
+
+    def _values(self) -> dict[str, float]:
+        self._take_errors()
+        if not self._access.is_found and not self._find():
+            return {}
+        values = self._access.values()
+        self._list_processes()
+        return values
+
+    def _find(self) -> bool:
+        found = self._access.find()
+        if found is None:
+            return False
+        with self._lock:
+            self.gpu = Gpu(self.index, *found)
+        return True
 
     def _is_late(self, took_s: float) -> bool:
         is_late = took_s > self._pace.late_s
@@ -240,87 +231,8 @@ class GpuReader:
         self._readings.append(reading)
         self._last_s = time.monotonic()
 
-    def _values(self) -> dict[str, float]:
-        """Return what can be read. Raises NvmlFailure where the GPU, or NVML as a whole, is gone."""
-        self._take_errors()
-        if self._handle is None and not self._acquire():
-            return {}
-        if self._events is None:
-            self._events = self._ask("XID errors", partial(watch_errors, self._handle))
-        values = {}
-        for field in self._fields:
-            value = self._ask(field.what, partial(self._value, field))
-            if value is not None and field.low <= value <= field.high:
-                values[field.column] = value
-        if "throttle_reasons" in values:
-            values["throttle_known"] = 1
-        self._list_processes()
-        return values
-
-    def _acquire(self) -> bool:
-        """Get the handle, at first and after the GPU was lost. Raises NvmlFailure where it is lost, or NVML is gone."""
-        index = self.nvml_index
-        if index is None:
-            raise NvmlFailure(GPU_IS_LOST, "NVML no longer counts the GPU", "nvmlDeviceGetCount")
-        found = self._ask("the GPU", partial(find_gpu, index))
-        if found is None:
-            return False
-        self._let_go()
-        self._handle, uuid, name = found
-        with self._lock:
-            self.gpu = Gpu(self.index, uuid, name)
-        self._fields = fields_of_a_gpu()
-        self._way.clear()
-        self._refused.clear()
-        return True
-
-    def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Return an answer, or None and remember why. Raises NvmlFailure where the GPU is lost or NVML gone."""
-        refused = self._refused.get(what)
-        if refused is not None and time.monotonic() < refused.until_s:
-            return None
-        try:
-            answer = ask()
-        except NvmlFailure as failure:
-            if failure.code == GPU_IS_LOST or failure.code in OUTAGES:
-                raise
-            if failure.code in REFUSALS:
-                until_s = time.monotonic() + self._pace.refused_s
-                self._refused[what] = _Refused(str(failure), failure.remedy, until_s)
-            else:
-                self._failing[what] = failure
-            return None
-        self._refused.pop(what, None)
-        self._failing.pop(what, None)
-        return answer
-
-    def _value(self, field: Field) -> float | None:
-        """Read a field in the way that has worked before, else in the first that does. Raises NvmlFailure."""
-        way = self._way.get(field.column)
-        if way is not None:
-            return field.ways[way](self._handle)
-        for place, read in enumerate(field.ways):
-            try:
-                value = read(self._handle)
-            except NvmlFailure as failure:
-                is_last = place == len(field.ways) - 1
-                if is_last or failure.code not in {FUNCTION_NOT_FOUND, NOT_SUPPORTED}:
-                    raise
-            else:
-                self._way[field.column] = place
-                return value
-        return None
-
     def _take_errors(self) -> None:
-        """Take in new XIDs. A GPU that is lost may still have one to tell, so that is no reason to give up."""
-        if self._events is None:
-            return
-        try:
-            new = self._ask("XID errors", partial(new_errors, self._events)) or []
-        except NvmlFailure as failure:
-            if failure.code != GPU_IS_LOST:
-                raise
-            return
+        new = self._access.new_errors()
         for xid in new:
             logger.warning("GPU %d: Xid %d", self.index, xid)
         self._errors = [*self._errors, *new][-READINGS_MAX:]
@@ -330,29 +242,19 @@ class GpuReader:
         now_s = time.monotonic()
         if now_s - listed_s < self._pace.processes_s or self.gpu is None:
             return
-        uuid = self.gpu.uuid
-        found = self._ask("its processes", partial(processes, self._handle, uuid))
+        found = self._access.processes(self.gpu.uuid)
         if found is not None:
             self._processes = (now_s, found)
 
-    def _lose(self, time_ns: int) -> None:
+    def _lose(self) -> None:
         if not self.is_lost:
             logger.error("GPU %d: NVML says that it is lost", self.index)
         self.is_lost = True
         self._take_errors()
-        if self._errors:  # came before it was lost, and says why
+        time_ns = self._clock.now_ns()  # the call may have taken long, and it is lost now
+        if self._errors:  # came before, and says why
             self._keep(Reading(time_ns, {"xid": self._errors[-1]}))
             self._errors.clear()
         self._keep(Reading(time_ns, {}, is_lost=True))
         self._processes = (float("-inf"), [])
-        self._failing.clear()
-        self._handle = None
-
-    def _let_go(self) -> None:
-        events, self._events = self._events, None
-        if events is None:
-            return
-        try:
-            forget_errors(events)
-        except NvmlFailure as failure:
-            logger.debug("GPU %d: %s", self.index, failure)
+        self._access.lose()

@@ -110,7 +110,7 @@ def test_a_system_call_that_the_filter_leaves_out_is_refused(library: Path) -> N
 def test_without_one_of_them_only_what_it_is_for_is_lost(library: Path, capability: str, lost: dict[str, Any]) -> None:
     found = look(library, CAPABILITIES - {capability})
     assert {name: found[name] for name in lost} == lost
-    kept = {"tracer", "libraries", "calls", "environment", "host", "clock"} - lost.keys()
+    kept = {"tracer", "returns", "libraries", "calls", "environment", "host", "clock"} - lost.keys()
     assert {name: found[name] for name in kept} == {name: EVERYTHING[name] for name in kept}
 
 

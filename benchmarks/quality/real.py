@@ -93,10 +93,11 @@ TRACES = {
 
 def traces(folder: Path) -> list[Trace]:
     """Judge the three traces of straggler-analysis."""
-    return [_trace(folder / "straggler-analysis" / f"trace-{name}.parquet", name) for name in TRACES]
+    return [trace(folder / "straggler-analysis" / f"trace-{name}.parquet", name) for name in TRACES]
 
 
-def _trace(path: Path, name: str) -> Trace:
+def trace(path: Path, name: str) -> Trace:
+    """Judge one trace, and compare with its answer in TRACES."""
     engine, said = Engine(), set()
     for offset, batch in enumerate(read_trace(path).batches()):
         key = events_key(batch.job_id, batch.node)
@@ -143,9 +144,16 @@ def curves(folder: Path, *, held_out: bool, n: int, n_processes: int) -> list[Cu
 
 
 def _curve(given: tuple[Path, bool, int, Shape, str, float]) -> Curve:
-    folder, held_out, n, shape, noise, shift = given
+    folder, held_out, n, shape, noise, shift_sigmas = given
+    return curve(folder, held_out=held_out, n=n, shape=shape, noise=noise, shift_sigmas=shift_sigmas)
+
+
+def curve(folder: Path, *, held_out: bool, n: int, shape: Shape, noise: str, shift_sigmas: float) -> Curve:
+    """Return one point, of n splices."""
     delays, ratios, extra = [], [], 0
-    for duration_s, ratio in splices(folder, held_out=held_out, n=n, shape=shape, noise=noise, shift_sigmas=shift):
+    for duration_s, ratio in splices(
+        folder, held_out=held_out, n=n, shape=shape, noise=noise, shift_sigmas=shift_sigmas
+    ):
         said = Chain().judges(Observed(duration_s=duration_s))
         after = [one for one in said if one.at >= _BEFORE]
         delays.append(_delay(after))
@@ -155,14 +163,14 @@ def _curve(given: tuple[Path, bool, int, Shape, str, float]) -> Curve:
     return Curve(
         shape=shape,
         noise=noise,
-        shift_sigmas=shift,
+        shift_sigmas=shift_sigmas,
         ratio=float(np.median(ratios)),
         n=n,
         recall=len(found) / n,
         recall_interval=wilson(len(found), n),
         delay=float(np.median(found)) if found else float("nan"),
         delay_interval=bootstrap(found, lambda values: float(np.median(values))),
-        bound=2 * log(FALSE_EVERY) / shift**2,
+        bound=2 * log(FALSE_EVERY) / shift_sigmas**2,
         extra_per_10000=1e4 * extra / (n * (_BEFORE + _AFTER)),
     )
 

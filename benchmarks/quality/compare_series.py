@@ -61,7 +61,16 @@ def judged(given: list[Splice], methods: list[str], n_processes: int) -> dict[st
 def defaults_table(found: dict[str, list[Outcomes]], weights: FloatArray) -> Table:
     """Return each method at its authors' defaults."""
     table = Table(title="at defaults", title_justify="left")
-    for name in ("method", "recall", f"extra / {PER:,}", "before onset", "repeated", "delay median", "95 %"):
+    for name in (
+        "method",
+        "recall",
+        f"extra / {PER:,}",
+        "before onset",
+        "repeated",
+        "delay median",
+        "95 %",
+        "told as info",
+    ):
         table.add_column(name, justify="left" if name == "method" else "right")
     for method, outcomes in found.items():
         one = outcomes[[s.is_default for s in METHODS[method]()].index(True)]
@@ -75,6 +84,7 @@ def defaults_table(found: dict[str, list[Outcomes]], weights: FloatArray) -> Tab
             f"{one.before.sum() / total:.1f}",
             f"{one.after.sum() / total:.1f}",
             *((f"{np.quantile(delays, q):.0f}" if len(delays) else "-") for q in (0.5, 0.95)),
+            f"{one.is_information.sum() / len(delays):.0%}" if len(delays) else "-",
         )
     return table
 
@@ -154,7 +164,7 @@ def _names(methods: str) -> Iterator[str]:
 @click.option("--cv", default=0.10, help="Coefficient of variation of the noise.")
 @click.option("--shift", default=1.10, help="Iteration time after over before.")
 @click.option("--splices", "n_splices", default=300, help="How many series.")
-@click.option("--before", default=300, help="Healthy iterations of each.")
+@click.option("--before", default=200, help="Healthy iterations of each.")
 @click.option("--after", default=100, help="Slow iterations of each: later alarms do not count.")
 @click.option("--seed", default=SEED)
 @click.option("--processes", default=1)

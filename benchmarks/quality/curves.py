@@ -22,12 +22,16 @@ PER = 10_000  # iterations that rates of alarms are told for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """One setting on one splice: extra alarms before and after the onset, and the delay, NaN where it was missed."""
+    """One setting on one splice: extra alarms before and after the onset, and the delay, NaN where it was missed.
+
+    is_information: it was found, and told as information only.
+    """
 
     before: int
     after: int
     delay: float
     iterations: int
+    is_information: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -39,6 +43,7 @@ class Outcomes:
     after: FloatArray
     delay: FloatArray
     iterations: FloatArray
+    is_information: FloatArray
 
     @classmethod
     def of(cls, setting: str, scored: Sequence[Scored]) -> "Outcomes":
@@ -62,14 +67,15 @@ def score(detections: Sequence[Detection], splice: Splice, *, is_online: bool = 
 
     One that is told with hindsight may date the change a little too early.
     """
-    at = [d.at for d in detections if d.is_slower]
+    said = [d for d in detections if d.is_slower]
     earliest = splice.onset - (0 if is_online else _TOO_EARLY)
-    hits = [position for position in at if position >= earliest]
+    hits = [d for d in said if d.at >= earliest]
     return Scored(
-        before=len(at) - len(hits),
+        before=len(said) - len(hits),
         after=max(len(hits) - 1, 0),
-        delay=max(hits[0] - splice.onset + 1.0, 1.0) if hits else float("nan"),
+        delay=max(hits[0].at - splice.onset + 1.0, 1.0) if hits else float("nan"),
         iterations=len(splice.duration_s),
+        is_information=bool(hits) and hits[0].is_information,
     )
 
 

@@ -6,7 +6,6 @@ clock, at every value, and on standardised values; for bocd the expected length 
 mass of short runs, as released and with its update corrected; for others their one threshold.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,6 @@ from benchmarks.quality.chain import Chain
 from detectors.bocpd import Bocpd
 from detectors.cusum import Cusum
 from detectors.detector import Detector
-from detectors.verify import CONFIDENCE
 from pipeline.judge_params import DEFAULTS
 
 
@@ -70,22 +68,19 @@ class Part:
 
 def _failslow() -> Iterator[Setting]:
     yield Setting("defaults", Chain, is_default=True)
-    for least, confidence in itertools.product((1.005, 1.02, 1.05), (0.5, 0.8, 0.95, 0.99, 0.999)):
+    for least, confidence in ((1.02, 0.999), (1.02, 0.9), (1.005, 0.999), (1.005, 0.99), (1.005, 0.95), (1.005, 0.5)):
         params = replace(DEFAULTS, least_slowdown=least)
-        if (params, confidence) != (DEFAULTS, CONFIDENCE):
-            yield Setting(
-                f"least slowdown {least}, confidence {confidence}", partial(Chain, params, confidence=confidence)
-            )
+        yield Setting(f"least slowdown {least}, confidence {confidence}", partial(Chain, params, confidence=confidence))
 
 
 def _bocpd() -> Iterator[Setting]:
-    for hazard in (1e-2, 1 / 250, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10, 1e-12):
+    for hazard in (1e-2, 1 / 250, 1e-3, 1e-5, 1e-8, 1e-12):
         make = partial(Part, "bocpd", partial(Bocpd, 1, hazard=hazard))
         yield Setting(f"hazard {hazard:.2g}", make, is_default=hazard == 1 / 250)
 
 
 def _cusum() -> Iterator[Setting]:
-    for threshold in (4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0):
+    for threshold in (5.0, 8.0, 10.0, 12.0, 16.0, 20.0, 26.0):
         make = partial(Part, "cusum", partial(Cusum, 1, threshold=threshold))
         yield Setting(f"threshold {threshold:g}", make, is_default=threshold == 8.0)
 
@@ -101,7 +96,7 @@ def _adwin() -> Iterator[Setting]:
 
 def _bocd(*, is_corrected: bool) -> Iterator[Setting]:
     for short in (None, 20):
-        for length in (10.0, 300.0, 1e4, 1e6, 1e8, 1e10, 1e13, 1e16):
+        for length in (10.0, 300.0, 1e4, 1e7, 1e11, 1e16):
             rule = "" if short is None else f", P(r <= {short})"
             make = partial(BocdPackage, length, short_iterations=short, is_corrected=is_corrected)
             yield Setting(f"hazard 1/{length:g}{rule}", make, is_default=length == 300.0 and short is None)
@@ -118,7 +113,7 @@ def _kswin() -> Iterator[Setting]:
 
 
 def _pelt() -> Iterator[Setting]:
-    for penalty in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0):
+    for penalty in (0.5, 1.0, 2.0, 4.0, 6.0):
         yield Setting(f"penalty {penalty}", partial(RupturesOffline, "Pelt", penalty=penalty), penalty == 1.0)
 
 

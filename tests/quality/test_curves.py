@@ -30,6 +30,8 @@ def at(*positions: int, is_slower: bool = True) -> list[Detection]:
 def test_the_first_alarm_after_the_onset_finds_the_shift_and_all_others_are_extra() -> None:
     splice = Splice(duration_s=np.ones(97), onset=53)
     assert score(at(13, 52, 53, 60, 61), splice) == Scored(before=2, after=2, delay=1.0, iterations=97)
+    told = [Detection(at=60, is_information=True), Detection(at=70)]
+    assert score(told, splice).is_information
     missed = score(at(60, is_slower=False), splice)
     assert (missed.before, missed.after, np.isnan(missed.delay)) == (0, 0, True)
 

@@ -108,7 +108,7 @@ def attach_record(program_fd: int, group: str, event: str, tracefs: Path = TRACE
 
 def need_tracefs(tracefs: Path = TRACEFS) -> None:
     """Raise NotAvailable where the kernel's list of tracepoints cannot be read."""
-    if not (tracefs / "events/sched/sched_switch/id").is_file():
+    if not os.access(tracefs / "events/sched/sched_switch/id", os.R_OK):
         raise NotAvailable(
             f"no tracepoints below {tracefs}",
             f"mount it with `mount -t tracefs tracefs {tracefs}`, in the agent's container too, and run it as root",

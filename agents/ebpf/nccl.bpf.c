@@ -25,7 +25,6 @@
 #define OPS 16
 #define UNRESOLVED_MAX 16
 #define RANKS_MAX 16
-#define SPLIT_NOCOLOR (-1)
 #define IN_PROGRESS 7
 
 /* Numbers of schemas.events.Op; OTHER is counted as the last but one. */
@@ -118,6 +117,7 @@ struct unresolved_key {
 SHARED_ARRAY(threads, struct thread, THREADS);
 SHARED_ARRAY(processes, struct process, PROCESSES);
 HASH(counters, struct comm_key, struct counters, 16384);
+ARRAY(no_counts, struct counters, 1); /* all 0: the stack is small */
 HASH(creating, u64, struct creation, 1024);
 HASH(unresolved, struct unresolved_key, struct creation, 1024);
 HASH(reported, u32, u64, 1024);
@@ -264,8 +264,10 @@ static __always_inline void interrupt(struct process *process)
 static __always_inline void reset(u32 tgid, u64 comm)
 {
     struct comm_key key = {.comm = comm, .tgid = tgid};
-    struct counters none = {};
-    UPDATE(counters, &key, &none);
+    u32 zero = 0;
+    struct counters *none = LOOKUP(no_counts, &zero);
+    if (none)
+        UPDATE(counters, &key, none);
 }
 
 /* Looks whether a communicator that is used for the first time is one whose creation had not finished at its return. */

@@ -110,7 +110,13 @@ def test_what_nobody_takes_is_dropped_from_the_oldest_and_counted(
             victim.do(f"for i in range(11): me.call('ncclAllReduce', count={14 + 11 * i} + i)")
             tracer.poll()
         seen = take(tracer, victim.pid)
+        for _ in range(7):
+            victim.do("for i in range(11): me.cuda.cudaDeviceSynchronize()")
+            tracer.poll()
+        records = tracer.take()
         tracer.forget(victim.pid)
+    assert len(records.syncs) <= 30
+    assert len(records.syncs) + records.lost_other == 77
     assert len(seen.runs) <= 30
     assert len(seen.runs) + seen.lost_calls == 76
     assert int(seen.runs["bytes"][-1]) == 4 * (14 + 75)

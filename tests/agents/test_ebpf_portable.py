@@ -31,7 +31,7 @@ def build(folder: Path, target: str, *defines: str) -> Path:
 
 
 @pytest.mark.parametrize("target", ["x86", "arm64"])
-@pytest.mark.parametrize("defines", [(), ("RAW",), ("ENTRY_ONLY",)])
+@pytest.mark.parametrize("defines", [(), ("RAW",), ("ENTRY_ONLY",), ("RAW", "ENTRY_ONLY")])
 def test_the_source_builds_by_clang_with_every_program_and_map(
     tmp_path: Path, target: str, defines: tuple[str, ...]
 ) -> None:

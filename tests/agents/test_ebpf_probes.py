@@ -250,7 +250,7 @@ def test_a_place_that_cannot_be_probed_costs_no_other_place(
         beyond = symbols.Symbol(wrong.name, 1 << 30, wrong.first, wrong.machine)
         return symbols.Image({**image.symbols, "ncclGather": beyond}, image.build_id)
 
-    monkeypatch.setattr("agents.ebpf.tracer.read_image", one_is_wrong)
+    monkeypatch.setattr("agents.ebpf.attachments.read_image", one_is_wrong)
     with Victim(library) as victim:
         found = victim.nccl()
         limits = tracer.attach(found)
@@ -262,7 +262,7 @@ def test_a_place_that_cannot_be_probed_costs_no_other_place(
 def test_without_links_of_uprobes_perf_events_do(
     tracer: Tracer, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracer, "_prober", Prober(has_links=False))
+    monkeypatch.setattr(tracer._attachments, "_prober", Prober(has_links=False))
     # The kernel takes its time over each event's end.
     monkeypatch.setattr(functions, "NCCL", [each for each in functions.NCCL if each.symbol == "ncclBroadcast"])
     monkeypatch.setattr(functions, "SYNCS", functions.SYNCS[:1])

@@ -287,6 +287,8 @@ def test_launches_are_counted(tracer: Tracer, victim: Victim) -> None:
     victim.do("for _ in range(1009): me.cuda.cudaLaunchKernel()")
     assert take(tracer, victim.pid).launches == 1009
     assert take(tracer, victim.pid).launches == 0
+    victim.do("for _ in range(13): me.cuda.cudaLaunchKernel()")
+    assert take_all(tracer, victim).launches == 13
 
 
 def test_of_a_process_that_is_killed_within_a_call_the_calls_before_it_are_kept(tracer: Tracer, victim: Victim) -> None:

@@ -1,0 +1,114 @@
+"""The probes in libraries: which functions get one, which do not and why, and how they go away again."""
+
+import errno
+from collections.abc import Sequence
+
+from agents.collector import Limit
+from agents.ebpf import functions
+from agents.ebpf.backend import Backend
+from agents.ebpf.functions import Function
+from agents.ebpf.libraries import Identity, Library
+from agents.ebpf.probes import Prober, close_all
+from agents.ebpf.symbols import NotALibrary, Symbol, read_image
+
+_REFUSED = (errno.EPERM, errno.EACCES)
+
+
+def wanted_functions(*, kind: str | None, has_returns: bool, count_launches: bool) -> list[Function]:
+    """Return what is observed in a kind of library, or (None) in any; NCCL's own CUDA runtime waits for itself."""
+    bcast = [functions.BCAST] if has_returns else []
+    launches = functions.LAUNCHES if count_launches else ()
+    nccl = [*functions.NCCL, *bcast] if kind != "cudart" else []
+    cuda = [*functions.SYNCS, *launches] if kind != "nccl" else []
+    return nccl + cuda
+
+
+class Attachments:
+    """Probes of the programs of one loaded backend, by library."""
+
+    def __init__(
+        self, backend: Backend, prober: Prober, *, has_returns: bool, count_launches: bool, probe_dear: bool
+    ) -> None:
+        self._backend = backend
+        self._prober = prober
+        self._has_returns = has_returns
+        self._count_launches = count_launches
+        self._probe_dear = probe_dear
+        self._probes: dict[Identity, list[int]] = {}
+        self._limits: dict[Identity, list[Limit]] = {}
+
+    def attach(self, library: Library) -> list[Limit]:
+        """Probe a library, once; return what of it cannot be seen."""
+        if library.identity in self._probes:
+            return []
+        limits = self._limits[library.identity] = []
+        name = library.name or library.path
+        wanted = wanted_functions(kind=library.kind, has_returns=self._has_returns, count_launches=self._count_launches)
+        try:
+            symbols = read_image(library.path, [function.symbol for function in wanted]).symbols
+        except NotALibrary as error:
+            limits.append(Limit(name, str(error), "restart the process"))
+            return limits
+        self._probes[library.identity] = []
+        if not symbols:
+            why = "it exports none of the functions that are observed"
+            limits.append(Limit(name, why, "load a library that exports NCCL's functions"))
+        found = [function for function in wanted if function.symbol in symbols]
+        limits += [limit for f in found if (limit := self._why_not(name, f, symbols[f.symbol])) is not None]
+        cheap = [function for function in found if self._is_cheap(function, symbols[function.symbol])]
+        # Returns first: an entry whose return is not seen would look like a call that takes long.
+        for is_return in (True, False) if self._has_returns else (False,):
+            for program, group in _by_program(cheap, is_return=is_return).items():
+                limits += self._probe(library, program, [symbols[f.symbol] for f in group], is_return=is_return)
+        return limits
+
+    def detach(self, library: Library) -> None:
+        """Remove the probes of a library."""
+        self._limits.pop(library.identity, None)
+        close_all(self._probes.pop(library.identity, []))
+
+    def limits(self) -> list[Limit]:
+        """Return what cannot be seen of all libraries."""
+        return [limit for limits in self._limits.values() for limit in limits]
+
+    def close(self) -> None:
+        """Remove all probes."""
+        close_all(fd for fds in self._probes.values() for fd in fds)
+        self._probes = {}
+
+    def _is_cheap(self, function: Function, symbol: Symbol) -> bool:
+        return symbol.is_cheap is not False or not function.is_hot or self._probe_dear
+
+    def _why_not(self, library: str, function: Function, symbol: Symbol) -> Limit | None:
+        if self._is_cheap(function, symbol) or function is functions.BCAST:
+            return None
+        return Limit(
+            f"{function.symbol} of {library}",
+            "a probe there would cost some 10 us per call, since the kernel cannot emulate its first instruction "
+            f"({symbol.first[:4].hex(' ')})",
+            "switch probe_dear_functions on if that is cheap enough for this job",
+        )
+
+    def _probe(self, library: Library, program: str, symbols: Sequence[Symbol], *, is_return: bool) -> list[Limit]:
+        """Probe all places at once; where that fails, one by one, so that one bad place costs no other."""
+        fd, offsets = self._backend.program_fd(program), [symbol.offset for symbol in symbols]
+        try:
+            self._probes[library.identity] += self._prober.attach(fd, library.path, offsets, is_return=is_return)
+        except OSError as error:
+            if len(symbols) > 1:
+                one_by_one = (self._probe(library, program, [each], is_return=is_return) for each in symbols)
+                return [limit for limits in one_by_one for limit in limits]
+            what = f"{symbols[0].name} of {library.name or library.path}"
+            is_refused = error.errno in _REFUSED
+            remedy = "run the agent as root, which probes need before Linux 6.6" if is_refused else "see dmesg"
+            return [Limit(what, f"it cannot be probed: {error.strerror}", remedy)]
+        return []
+
+
+def _by_program(found: Sequence[Function], *, is_return: bool) -> dict[str, list[Function]]:
+    groups: dict[str, list[Function]] = {}
+    for function in found:
+        program = function.leave if is_return else function.entry
+        if program is not None:
+            groups.setdefault(program, []).append(function)
+    return groups

@@ -154,6 +154,21 @@ def test_nvml_is_opened_again_where_no_gpu_gives_any_value_any_more(opened: Open
     assert not watched.why("all GPUs")
 
 
+def test_readings_without_a_value_now_and_then_are_no_outage(opened: Opener) -> None:
+    watched = opened(replace(FAST, sample_s=0.04))  # time enough to see the first of them
+    session = watched.collector._session
+    assert session is not None
+    readers = session.readers
+    for _ in range(23):
+        watched.row(0, is_whole)
+        n_before = readers[0].n_empty
+        watched.state.put("*", all="E999")
+        watched.wait(lambda n=n_before: readers[0].n_empty > n)  # type: ignore[misc]
+        watched.state.remove("*", "all")
+    watched.row(0, is_whole)
+    assert session.readers is readers
+
+
 def test_a_gpu_that_hangs_keeps_nvml_from_being_opened_again_until_its_call_returns(opened: Opener) -> None:
     watched = opened(replace(FAST, late_s=0.05))
     watched.row(1, is_whole)

@@ -61,13 +61,11 @@ class Assembler:
 
         ranks: what the places in `observations` mean; alive: those of them whose processes still run.
         """
-        lost = sum(o.lost_events for o in observations)
         places: dict[tuple[str, str], list[int]] = {}
         for place, rank in enumerate(ranks):
             places.setdefault((rank.job_id, rank.incarnation), []).append(place)
-        names = list(dict.fromkeys([*places, *self._jobs]))
         batches = []
-        for name in names:
+        for name in list(dict.fromkeys([*places, *self._jobs])):
             own = places.get(name, [])
             job = self._jobs.get(name)
             if job is None:
@@ -75,7 +73,6 @@ class Assembler:
             job.ranks |= {ranks[p].rank: ranks[p] for p in own}
             is_alive = any((r.job_id, r.incarnation) == name for r in alive)
             job.silent = 0 if is_alive else job.silent + 1
-            is_last = job.silent > LINGER_FLUSHES
             tables = _tables_of(np.array(own, np.int64), ranks, observations)
             tables |= _node_tables(job, observations)
             batches.append(
@@ -90,15 +87,15 @@ class Assembler:
                     flush_interval_ns=self._flush_interval_ns,
                     world_size=job.world_size,
                     sensors=job.claimed(sensors, tables),
-                    lost_events=lost,  # whose they were is not known: all jobs of the node are told
+                    lost_events=sum(o.lost_events for o in observations),  # whose they were is unknown: all are told
                     clock_error_ns=clock_error_ns,
-                    is_last=is_last,
+                    is_last=job.silent > LINGER_FLUSHES,
                     ranks=tuple(r.info for _, r in sorted(job.ranks.items())),
                     **tables,
                 )
             )
             job.seq += 1
-            if is_last:
+            if batches[-1].is_last:
                 del self._jobs[name]
         return batches
 

@@ -53,6 +53,7 @@ testbed() {
     [ -e /usr/lib/python3/dist-packages/bcc ] || missing+=(python3-bpfcc)
     command -v cc >/dev/null || missing+=(gcc libc6-dev)
     command -v readelf >/dev/null || missing+=(binutils)
+    ldconfig -p | grep -q "libbpf.so.1" || missing+=(libbpf1)
     command -v clang >/dev/null || missing+=(clang)
     { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)
     [ "${#missing[@]}" -eq 0 ] || install "${missing[@]}"

@@ -61,9 +61,7 @@ class Assembler:
 
         ranks: what the places in `observations` mean; alive: those of them whose processes still run.
         """
-        places: dict[tuple[str, str], list[int]] = {}
-        for place, rank in enumerate(ranks):
-            places.setdefault((rank.job_id, rank.incarnation), []).append(place)
+        places = _places_by_job(ranks)
         batches = []
         for name in list(dict.fromkeys([*places, *self._jobs])):
             own = places.get(name, [])
@@ -98,6 +96,13 @@ class Assembler:
             if batches[-1].is_last:
                 del self._jobs[name]
         return batches
+
+
+def _places_by_job(ranks: Sequence[RankProcess]) -> dict[tuple[str, str], list[int]]:
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, rank in enumerate(ranks):
+        places.setdefault((rank.job_id, rank.incarnation), []).append(place)
+    return places
 
 
 def _tables_of(places: IntArray, ranks: Sequence[RankProcess], observations: Sequence[Observations]) -> dict[str, Any]:

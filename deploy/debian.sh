@@ -55,6 +55,7 @@ testbed() {
     command -v readelf >/dev/null || missing+=(binutils)
     ldconfig -p | grep -q "libbpf.so.1" || missing+=(libbpf1)
     command -v clang >/dev/null || missing+=(clang)
+    command -v systemd-analyze >/dev/null || missing+=(systemd)
     { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)
     [ "${#missing[@]}" -eq 0 ] || install "${missing[@]}"
 }

@@ -19,13 +19,17 @@ _CHILD = Path(__file__).with_name("selftest_child.py")
 
 def are_return_probes_safe(prober: Prober, program_fd: int) -> bool:
     """Let a child under a seccomp filter return through a probe; False if it dies of that or cannot be asked."""
-    with subprocess.Popen(  # noqa: S603 (our own file)
-        [sys.executable, "-I", "-S", str(_CHILD)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        close_fds=True,
-    ) as child:
+    try:
+        started = subprocess.Popen(  # noqa: S603 (our own file)
+            [sys.executable, "-I", "-S", str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            close_fds=True,
+        )
+    except OSError:
+        return False
+    with started as child:
         try:
             return _ask(child, prober, program_fd)
         except (OSError, NotALibrary, subprocess.TimeoutExpired):

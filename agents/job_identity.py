@@ -273,7 +273,8 @@ class Discovery:
         if launch is None:
             since_ns = known.first_seen_ns if known.called_ns is None else known.called_ns
             # Nobody will see the world communicator of a late process being made; others tell it, once it has a name.
-            wait_ns = self.config.settle_ns if is_late else self.config.wait_ns
+            is_in_vain = is_late or not self.observes_calls
+            wait_ns = self.config.settle_ns if is_in_vain else self.config.wait_ns
             if known.rank is not None or now_ns - since_ns < wait_ns:
                 return
             launch = guessed_launch_name(known.candidate.environment, claim)

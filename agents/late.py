@@ -92,6 +92,11 @@ class Late:
         text = f"{_boot()} {key.pid} {key.start_ticks} {pointer}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
+    def has_named(self, key: ProcessKey, pointer: int) -> bool:
+        """Whether a pointer has got a number already, so that nobody needs to wait for its name again."""
+        process = self._processes.get(key)
+        return process is not None and pointer in process.named
+
     def see(self, key: ProcessKey, rows: npt.NDArray[np.void]) -> None:
         """Take note of a process's calls; rows of RUN_DTYPE with the field `hash`, looked at where it is no hash."""
         process = self._processes.get(key)

@@ -65,7 +65,7 @@ class Loop:
     nccl: NcclCollector | None = None
     nvml: NvmlCollector | None = None
     libraries: Sequence[Library] = ()  # to be observed before any process uses them
-    is_verbose: bool = False
+    setup_limits: Sequence[Limit] = ()  # what the settings ask for in vain
     candidates: list[Candidate] = field(default_factory=list)
     ranks: list[RankProcess] = field(default_factory=list)  # that run now
     _ending: dict[ProcessKey, tuple[RankProcess, int]] = field(default_factory=dict)  # flushes that are left
@@ -108,6 +108,7 @@ class Loop:
     def scan(self) -> None:
         """Look for processes that may be ranks, and observe the libraries that they use."""
         self.candidates = self.processes.scan(time.monotonic_ns())
+        self.discovery.observes_calls = self.nccl is not None and self.nccl.is_open
         if self.nccl is None or not self.nccl.is_open:
             self._attached.clear()
             return
@@ -135,6 +136,9 @@ class Loop:
             self.nccl.absorb()
         alive = self._look_up()
         ranks = [*alive, *(rank for rank, _ in self._ending.values())]
+        for key, (_, left) in self._ending.items():
+            if left == 0 and self.nccl is not None:
+                self.nccl.conclude(key)
         observations = []
         for source in self.sources:
             observations.append(source.collect(ranks))
@@ -202,11 +206,11 @@ class Loop:
             text = f"{limit.what} cannot be seen: {limit.why}: {limit.remedy}"
             if text not in self._said and len(self._said) < _LIMITS_SAID_MAX:
                 self._said.add(text)
-                logger.log(logging.WARNING if self.is_verbose else logging.INFO, "%s", text)
+                logger.info("%s", text)
 
     def limits(self) -> list[Limit]:
         """Return what cannot be seen of this node and its jobs."""
-        found = [*self.processes.limits(), *self.discovery.limits()]
+        found = [*self.setup_limits, *self.processes.limits(), *self.discovery.limits()]
         for source in self.sources:
             if source.is_open:
                 found += source.collector.limits()

@@ -41,6 +41,7 @@ class _Process:
     syncs: list[_Rows] = field(default_factory=list)
     n_rows: int = 0
     seen_ns: int = 0
+    is_over: bool = False  # nothing more can be learnt of it
     has_called: bool = False
 
 
@@ -158,6 +159,12 @@ class NcclCollector:
             lost_events=lost,
         )
 
+    def conclude(self, key: ProcessKey) -> None:
+        """Take note that a process has ended, and that nothing more can be learnt of it: what has no name gets one."""
+        process = self._processes.get(key.pid)
+        if process is not None and process.key == key:
+            process.is_over = True
+
     def forget(self, key: ProcessKey) -> None:
         """Let go of a process that has ended."""
         process = self._processes.get(key.pid)
@@ -241,10 +248,13 @@ class NcclCollector:
         overdue_ns = self._clock.now_ns() - self._clock.offset_ns - UNRESOLVED_NS
         for rows in process.runs:
             named = self._named(process.key, rows)
-            is_overdue = (named["hash"] == 0) & (named["end_ns"] < overdue_ns)
-            for pointer in np.unique(named["comm"][is_overdue]).tolist():
-                own = is_overdue & (named["comm"] == pointer)
-                named["hash"][own] = self._late.name(process.key, pointer)
+            is_nameless = named["hash"] == 0
+            for pointer in np.unique(named["comm"][is_nameless]).tolist():
+                own = is_nameless & (named["comm"] == pointer)
+                if not process.is_over and not self._late.has_named(process.key, pointer):
+                    own &= named["end_ns"] < overdue_ns
+                if own.any():
+                    named["hash"][own] = self._late.name(process.key, pointer)
             self._late.see(process.key, named)
             is_named = named["hash"] != 0
             ready.append(named[is_named])

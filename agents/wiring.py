@@ -1,6 +1,5 @@
 """The composition root of a node's agent: from settings to a loop with all its sources."""
 
-import logging
 import os
 import socket
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from agents.batches import Assembler
 from agents.clock import Clock
-from agents.collector import Collector
+from agents.collector import Collector, Limit
 from agents.communicators import Registry
 from agents.config import AgentConfig
 from agents.ebpf.libraries import Identity, Library
@@ -30,14 +29,13 @@ from agents.processes import Processes
 from agents.source import Source
 from agents.tcp_peers import TcpPeers
 
-logger = logging.getLogger(__name__)
-
 
 def build(config: AgentConfig, publisher: Outlet) -> Loop:
     """Return an agent's loop; nothing is opened yet."""
     node = config.node or socket.gethostname()
     clock = Clock()
-    state = _state_folder(config)
+    limits: list[Limit] = []
+    state = _state_folder(config, limits)
     registry = Registry(None if state is None else state / "communicators.json")
     processes = Processes(config.identity.names)
     call_times = CallTimes()
@@ -76,19 +74,22 @@ def build(config: AgentConfig, publisher: Outlet) -> Loop:
         flush_interval_s=config.flush_interval_s,
         nccl=nccl if is_on["nccl"] else None,
         nvml=nvml if is_on["nvml"] else None,
-        libraries=_libraries(config),
+        libraries=_libraries(config, limits),
+        setup_limits=limits,
     )
 
 
-def _libraries(config: AgentConfig) -> list[Library]:
-    """Return the libraries to observe before any process uses them."""
+def _libraries(config: AgentConfig, limits: list[Limit]) -> list[Library]:
+    """Return the libraries to observe before any process uses them; adds to `limits` those that cannot be."""
     found = []
     for path in config.nccl.libraries:
         try:
             stat = os.stat(path)
             image = read_image(path, ("ncclAllReduce", "cudaStreamSynchronize"))
         except (OSError, NotALibrary) as error:
-            logger.warning("[agent.nccl] libraries: %s cannot be observed: %s", path, error)
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            remedy = "name the right file in [agent.nccl] libraries; it is observed all the same once a process uses it"
+            limits.append(Limit(f"{path} before a process uses it", why or type(error).__name__, remedy))
             continue
         identity = Identity(stat.st_ino, stat.st_size, stat.st_mtime_ns, image.build_id)
         kind = "nccl" if "ncclAllReduce" in image.symbols else "cudart"
@@ -96,18 +97,17 @@ def _libraries(config: AgentConfig) -> list[Library]:
     return found
 
 
-def _state_folder(config: AgentConfig) -> Path | None:
-    """Return the folder for what has to survive a restart, made if need be; None where it cannot be."""
+def _state_folder(config: AgentConfig, limits: list[Limit]) -> Path | None:
+    """Return the folder for what has to survive a restart, made if need be; None, said in `limits`, if it cannot be."""
     path = config.state_path
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
-        logger.warning(
-            "%s cannot be written (%s): an agent that is restarted will not know the communicators of running jobs; "
-            "set [agent] state_dir to a folder that can be",
-            path, error.strerror,
-        )  # fmt: skip
+        what, why = "the communicators of running jobs after a restart of the agent", f"{path} cannot be written"
+        limits.append(
+            Limit(what, f"{why} ({error.strerror})", "set [agent] state_dir to a folder that the agent may write to")
+        )
         return None
     return path

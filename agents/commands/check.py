@@ -94,8 +94,8 @@ def command(ctx: click.Context, config_path: Path | None, bootstrap: str | None,
 
 
 def _look(loop: Loop, seconds: float) -> None:
+    loop.open()  # compiles programs, which takes seconds of its own
     until_s = time.monotonic() + seconds
-    loop.open()
     next_scan_s = next_flush_s = 0.0
     while (now_s := time.monotonic()) < until_s:
         if now_s >= next_scan_s:
@@ -121,6 +121,8 @@ def _findings(loop: Loop, config: AgentConfig) -> Iterator[_Line]:
             yield _Line("--", "yellow", f"{name}: switched off", "take it out of [agent] off")
         else:
             yield from _source_lines(by_name[name])
+    for limit in loop.setup_limits:
+        yield _limit_line("settings", limit)
     for limit in (*loop.processes.limits(), *loop.discovery.limits()):
         yield _limit_line("processes", limit)
 

@@ -7,7 +7,7 @@ UV := $(BIN)/uv
 UV_VERSION := 0.13.9
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools check test unit demo bench quality lock clean
+.PHONY: help setup tools check test unit demo bench overhead quality lock clean
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
@@ -33,6 +33,9 @@ demo: setup ## A simulated job with three faults, each found, explained and reso
 
 bench: setup ## Measure against named baselines, in one run each
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+overhead: setup ## Measure what observing costs a real process, as root, in 8 minutes; writes build/overhead.json
+	$(BIN)/python -m benchmarks.overhead
 
 quality: setup ## Judge the labelled corpus and real series; scores go to build/quality.json (hours; goes on where it stopped)
 	$(UV) pip install --quiet --python $(BIN)/python --group quality

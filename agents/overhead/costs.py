@@ -18,8 +18,13 @@ class Interval:
     low: float
     high: float
 
-    def __mul__(self, factor: float) -> "Interval":
-        return Interval(self.value * factor, self.low * factor, self.high * factor)
+    def as_percent(self) -> str:
+        """Say it as a share."""
+        return f"{self.value:.3%} ({100 * self.low:.3f} to {100 * self.high:.3f})"
+
+    def as_ns(self) -> str:
+        """Say it as nanoseconds."""
+        return f"{self.value:,.0f} ({self.low:,.0f} to {self.high:,.0f})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

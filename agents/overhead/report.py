@@ -63,7 +63,9 @@ def print_report(console: Console, measured: Measured, ranks: Sequence[Rates], l
         table.add_column(column, justify="right" if column else "left")
     for name, title in TITLES.items():
         if name in measured.hot:
-            own = [_ns(costs[name].ns) if name in costs else "not measured" for costs in (measured.hot, measured.cold)]
+            own = [
+                costs[name].ns.as_ns() if name in costs else "not measured" for costs in (measured.hot, measured.cold)
+            ]
             table.add_row(title, *own)
     console.print(table)
     *others, dearest = sorted(ranks, key=lambda rates: share(measured.hot, rates.hits_per_s).value)
@@ -71,7 +73,7 @@ def print_report(console: Console, measured: Measured, ranks: Sequence[Rates], l
     for rates in (dearest, *reversed(others)):
         hot, cold = share(measured.hot, rates.hits_per_s), cold_share(measured, rates)
         console.print(
-            f"{rates.title}, all together: {_percent(hot)} {_HOT}, {_percent(cold)} with {_COLD}", soft_wrap=True
+            f"{rates.title}, all together: {hot.as_percent()} {_HOT}, {cold.as_percent()} with {_COLD}", soft_wrap=True
         )
     for line in _remarks(measured, dearest, load):
         console.print(line, style="dim", soft_wrap=True)
@@ -105,11 +107,3 @@ def _remarks(measured: Measured, rates: Rates, load: Sequence[float]) -> Iterato
 
 def _interval(interval: Interval) -> Mapping[str, float]:
     return {"value": interval.value, "low95": interval.low, "high95": interval.high}
-
-
-def _ns(interval: Interval) -> str:
-    return f"{interval.value:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"
-
-
-def _percent(interval: Interval) -> str:
-    return f"{interval.value:.3%} ({100 * interval.low:.3f} to {100 * interval.high:.3f})"

@@ -1,8 +1,9 @@
 """Which incident belongs to which fault, and whether it was right. Reads labels and incidents, nothing else.
 
 An incident above information is explained by a fault that was there when it was detected, or had been until shortly
-before. It is right if it says what the label says, coarse if it says that the job as a whole is slower, and wrong if it
-accuses anything else. Wrong ones are false, as are those that no fault explains that the job felt.
+before. It is right if it says what the label says; coarse if it says that the job as a whole is slower, or names more
+candidates than it should, the right ones among them; and wrong if it accuses anything else. Wrong ones are false, as
+are those that no fault explains that the job felt.
 """
 
 from collections.abc import Iterator
@@ -83,8 +84,8 @@ def match(outcome: Outcome) -> Matched:
         exact = [f for f in felt if is_right(opening, f.answer)]
         if exact:
             max(exact, key=lambda f: (opening.detected < f.answer.end, f.answer.onset)).right.append(opening)
-        elif felt and opening.kind is Kind.SLOW_JOB:
-            next((f for f in felt if not f.said), felt[0]).coarse.append(opening)
+        elif vague := [f for f in felt if _is_coarse(opening, f.answer)]:
+            next((f for f in vague if not f.said), vague[0]).coarse.append(opening)
         elif felt:
             false.append(opening)
             next((f for f in felt if f.first is None), felt[0]).wrong.append(opening)
@@ -101,6 +102,12 @@ def match(outcome: Outcome) -> Matched:
 def is_right(opening: Opening, answer: Answer) -> bool:
     """Return whether an incident says what the label says."""
     return any(_says(opening, said) for said in answer.accepted)
+
+
+def _is_coarse(opening: Opening, answer: Answer) -> bool:
+    if opening.kind is Kind.SLOW_JOB:
+        return True
+    return any(opening.kind is said.kind and opening.candidates > said.candidates for said in answer.accepted)
 
 
 def _is_felt(answer: Answer, iteration: int) -> bool:

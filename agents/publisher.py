@@ -79,10 +79,13 @@ class Publisher:
         self._producer.poll(timeout_s)
         self._send()
 
-    def close(self, timeout_s: float = CLOSE_S) -> int:
-        """Send what waits, for up to timeout_s where the broker is away. Returns how many batches could not be sent."""
+    def close(self, timeout_s: float | None = None) -> int:
+        """Send what waits, for up to timeout_s, or CLOSE_S, where the broker is away.
+
+        Returns how many batches could not be sent.
+        """
         self._send()
-        rounds = max(1, round(timeout_s / 0.1))
+        rounds = max(1, round((CLOSE_S if timeout_s is None else timeout_s) / 0.1))
         for _ in range(rounds):
             if not self._waiting and not len(self._producer):
                 break

@@ -14,9 +14,9 @@ class Problem(click.ClickException):
     exit_code = 2
 
 
-config_option = click.option(
-    "--config", "config_path", type=click.Path(path_type=Path, dir_okay=False), help="Read the [agent] table of a file."
-)
+# Whether the file can be read is found out by reading it: access(2), which click asks, knows nothing of capabilities.
+_FILE = click.Path(path_type=Path, dir_okay=False, readable=False)
+config_option = click.option("--config", "config_path", type=_FILE, help="Read the [agent] table of a file.")
 
 
 def load_config(path: Path | None, **changes: Any) -> AgentConfig:

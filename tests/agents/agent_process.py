@@ -38,7 +38,8 @@ class Agent:
     """`failslow-agent run --config`, started on entry and ended on exit, by its number.
 
     folder: of this agent's own, kept over a restart. wrapper: a command that the agent is started by. tables: lines of
-    TOML by the name of their table, in place of or beside those that are set here; "" is [agent] itself.
+    TOML by the name of their table, in place of or beside those that are set here; `agent` is [agent] itself. patches:
+    other values for constants of the agent's modules, such as times that no test wants to wait for.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Agent:
         environment: Mapping[str, str] | None = None,
         branch_protected: bool = False,
         is_to_know_libraries: bool = True,
+        is_to_observe: bool = True,
+        patches: Mapping[str, object] | None = None,
         **tables: Mapping[str, str],
     ) -> None:
         self.folder = folder
@@ -59,6 +62,8 @@ class Agent:
         self.environment = {RUN_VARIABLE: uuid.uuid4().hex}
         self.process: subprocess.Popen[bytes] | None = None
         self._wrapper = wrapper
+        self._patches = patches or {}
+        self._is_to_observe = is_to_observe and is_to_know_libraries
         self._own_environment = environment or {}
         folder.mkdir(exist_ok=True)
         shutil.copytree(libraries.build(branch_protected=branch_protected), self.libraries, dirs_exist_ok=True)
@@ -98,15 +103,20 @@ class Agent:
 
     def command(self, *words: str) -> list[str]:
         """Return a command line of the agent's, with these words and its settings."""
-        return [*self._wrapper, sys.executable, "-m", "agents", *words, "--config", str(self.config)]
+        program = ["-m", "agents"]
+        if self._patches:
+            modules = ", ".join({name.rpartition(".")[0] for name in self._patches} | {"agents.__main__"})
+            values = "; ".join(f"{name} = {value!r}" for name, value in self._patches.items())
+            program = ["-c", f"import {modules}; {values}; agents.__main__.main()"]
+        return [*self._wrapper, sys.executable, *program, *words, "--config", str(self.config)]
 
     @property
     def variables(self) -> dict[str, str]:
         """The agent's environment."""
         return {**os.environ, nvml_stub.STATE_VARIABLE: str(self.folder / "gpus0"), **self._own_environment}
 
-    def start(self, *, is_to_observe: bool = True) -> None:
-        """Start it, or start it anew; wait until the libraries are probed, where it can."""
+    def start(self) -> None:
+        """Start it, or start it anew; wait until the libraries are probed, if they are to be."""
         assert self.process is None or self.process.poll() is not None
         self.log = self.folder / f"agent-{uuid.uuid4().hex[:6]}.log"
         with self.log.open("wb") as log:
@@ -118,13 +128,13 @@ class Agent:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        for path in self.nccl if is_to_observe else ():
+        for path in self.nccl if self._is_to_observe else ():
             self.wait_for(f"{path} is observed")
 
-    def wait_for(self, text: str, patience_s: float = PATIENCE_S) -> None:
-        """Return when it has said something."""
-        wait_until(lambda: text in self.said() or not self.is_running, f"{text!r}", patience_s)
-        assert text in self.said(), f"the agent has not said {text!r}:\n{self.said()}"
+    def wait_for(self, text: str, *, times: int = 1) -> None:
+        """Return when it has said something so many times."""
+        wait_until(lambda: self.said().count(text) >= times or not self.is_running, f"{text!r}", PATIENCE_S)
+        assert self.said().count(text) >= times, f"the agent has not said {text!r}:\n{self.said()}"
 
     def said(self) -> str:
         """What it has logged since it was started last."""
@@ -213,6 +223,21 @@ class JobEvents:
     def lost(self) -> int:
         """Events that the agent knows to have lost."""
         return sum(batch.lost_events for batch in self.batches)
+
+    @property
+    def incarnations(self) -> list[str]:
+        """What the job's starts were called, the first first."""
+        return list(dict.fromkeys(batch.incarnation for batch in self.batches))
+
+    @property
+    def ended(self) -> list[str]:
+        """Those of them that were ended."""
+        return [batch.incarnation for batch in self.batches if batch.is_last]
+
+    def since(self, agent_start_ns: int) -> "JobEvents":
+        """Return the batches of one agent."""
+        both = zip(self.batches, self.records, strict=True)
+        return JobEvents([(batch, record) for batch, record in both if batch.agent_start_ns == agent_start_ns])
 
     def table(self, name: str, rank: int | None = None) -> Any:
         """Return the rows of a table, of one rank or all, in the order of arrival."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.broker import EmbeddedBroker
-from schemas.events import MarkerKind, Op
+from schemas.events import CallSource, MarkerKind, Op
 from schemas.iterations import Quality
 from tests.agents.agent_process import Agent, Events, JobEvents, in_epoch
 from tests.agents.probed import OPS, open_tracer
@@ -55,6 +55,7 @@ def agent(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> I
 def seen_calls(seen: JobEvents, rank: int) -> Any:
     """A rank's calls in the order of their start, and for each the row that it is in, (n,)."""
     rows = seen.table("calls", rank)
+    rows = rows.take(rows.source == int(CallSource.HOST_CALL))
     rows = rows.take(np.argsort(rows.start_ns, kind="stable"))
     return rows, np.repeat(np.arange(len(rows)), rows.count)
 

@@ -1,5 +1,6 @@
 """Observations of all collectors to one EventBatch per job, incarnation and flush."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -12,7 +13,8 @@ from schemas.events import CallSource, Communicators, EventBatch, Sensor
 from schemas.table import AnyArray, IntArray
 
 _BY_RANK = ("calls", "communicators", "spans", "syncs", "host_samples", "markers", "peer_samples")
-_PER_JOB = Sensor.GPU | Sensor.MARKER
+_PER_JOB = Sensor.GPU | Sensor.MARKER | Sensor.SYNC
+_ENDED_MAX = 1024  # jobs whose end is remembered
 _NOTHING = Sensor(0)
 LINGER_FLUSHES = 3  # after the end of a job's last process here: its files are read to their end
 
@@ -33,6 +35,8 @@ class _Job:
             self.seen |= Sensor.GPU
         if "markers" in tables:
             self.seen |= Sensor.MARKER
+        if "syncs" in tables:
+            self.seen |= Sensor.SYNC
         return sensors & (~_PER_JOB | self.seen)
 
 
@@ -45,6 +49,7 @@ class Assembler:
         self._flush_interval_ns = flush_interval_ns
         self._agent_version = version("failslow")
         self._jobs: dict[tuple[str, str], _Job] = {}
+        self._n_ends: OrderedDict[tuple[str, str], int] = OrderedDict()
         self.linger_flushes = LINGER_FLUSHES
 
     def assemble(
@@ -68,7 +73,7 @@ class Assembler:
             job = self._jobs.get(name)
             if job is None:
                 job = self._jobs[name] = _Job(ranks[own[0]].world_size)
-            job.ranks |= {ranks[p].rank: ranks[p] for p in own}
+            job.ranks |= {ranks[p].rank: ranks[p] for p in reversed(own)}  # those that run win over those that ended
             is_alive = any((r.job_id, r.incarnation) == name for r in alive)
             job.silent = 0 if is_alive else job.silent + 1
             tables = _tables_of(np.array(own, np.int64), ranks, observations)
@@ -76,7 +81,7 @@ class Assembler:
             batches.append(
                 EventBatch(
                     job_id=name[0],
-                    incarnation=name[1],
+                    incarnation=self._incarnation(name),
                     node=self._node,
                     agent_version=self._agent_version,
                     seq=job.seq,
@@ -85,7 +90,7 @@ class Assembler:
                     flush_interval_ns=self._flush_interval_ns,
                     world_size=job.world_size,
                     sensors=job.claimed(sensors, tables),
-                    lost_events=sum(o.lost_events for o in observations),  # whose they were is unknown: all are told
+                    lost_events=_lost(own, observations),
                     clock_error_ns=clock_error_ns,
                     is_last=job.silent > LINGER_FLUSHES,
                     ranks=tuple(r.info for _, r in sorted(job.ranks.items())),
@@ -95,7 +100,20 @@ class Assembler:
             job.seq += 1
             if batches[-1].is_last:
                 del self._jobs[name]
+                self._n_ends[name] = self._n_ends.pop(name, 0) + 1
+                if len(self._n_ends) > _ENDED_MAX:
+                    self._n_ends.popitem(last=False)
         return batches
+
+    def _incarnation(self, name: tuple[str, str]) -> str:
+        """Return what tells this start of a job from others: some launchers start twice under one name."""
+        n_ends = self._n_ends.get(name, 0)
+        return f"{name[1]}.{n_ends + 1}" if n_ends else name[1]
+
+
+def _lost(places: Sequence[int], observations: Sequence[Observations]) -> int:
+    """Return how many events of these ranks are missing; of what is nobody's in particular, all jobs are told."""
+    return sum(o.lost_events + sum(o.lost_by_rank.get(place, 0) for place in places) for o in observations)
 
 
 def _places_by_job(ranks: Sequence[RankProcess]) -> dict[tuple[str, str], list[int]]:

@@ -7,7 +7,7 @@ nothing twice. It is told which rank processes there are; those that it did not 
 longer there have ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -101,7 +101,8 @@ class Observations:
     peer_samples: PeerSamples = field(default_factory=PeerSamples.empty)
     port_samples: PortSamples = field(default_factory=PortSamples.empty)
     ports: tuple[str, ...] = ()
-    lost_events: int = 0  # that are known to have been seen and then lost
+    lost_events: int = 0  # that are known to have been seen and then lost, nobody knows of which rank
+    lost_by_rank: Mapping[int, int] = field(default_factory=dict)  # by place, where it is known
 
 
 class Collector(Protocol):

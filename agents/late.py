@@ -92,6 +92,16 @@ class Late:
         text = f"{_boot()} {key.pid} {key.start_ticks} {pointer}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
+    def drop(self, key: ProcessKey, pointer: int) -> None:
+        """Forget a pointer that has been given back, or given out anew."""
+        process = self._processes.get(key)
+        if process is None:
+            return
+        for known in (process.first_seen_ns, process.by_pointer, process.matched):
+            known.pop(pointer, None)
+        process.refuted.discard(pointer)
+        process.named.discard(pointer)
+
     def has_named(self, key: ProcessKey, pointer: int) -> bool:
         """Whether a pointer has got a number already, so that nobody needs to wait for its name again."""
         process = self._processes.get(key)

@@ -5,6 +5,7 @@ emptied, every SCAN_S new processes are looked for, and every flush interval all
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ SCAN_S = 0.5
 SILENT_BROKER_S = 10.0
 UNUSED_S = 600.0  # after which a library is no longer observed
 _LIMITS_SAID_MAX = 256
+_NUMBER = re.compile(r"\d+")
 _GPUS_EVERY = 5  # flushes between two looks at which process uses which GPU
 
 
@@ -175,6 +177,8 @@ class Loop:
             self._gpus_by_pid = {pid: [Gpu(*gpu)] for pid, gpu in self.nvml.gpu_by_pid().items()}
         alive = self.discovery.update(self.candidates, self._gpus_by_pid, time.monotonic_ns())
         keys = {rank.key for rank in alive}
+        for key in keys & self._ending.keys():
+            del self._ending[key]  # it was only not seen for a moment
         for rank in self.ranks:
             if rank.key not in keys:
                 self._ending[rank.key] = (rank, self.assembler.linger_flushes)
@@ -204,8 +208,9 @@ class Loop:
         """Say what cannot be seen, once, when it becomes known."""
         for limit in self.limits():
             text = f"{limit.what} cannot be seen: {limit.why}: {limit.remedy}"
-            if text not in self._said and len(self._said) < _LIMITS_SAID_MAX:
-                self._said.add(text)
+            kind = _NUMBER.sub("", text)  # counts and process numbers change all the time
+            if kind not in self._said and len(self._said) < _LIMITS_SAID_MAX:
+                self._said.add(kind)
                 logger.info("%s", text)
 
     def limits(self) -> list[Limit]:

@@ -27,6 +27,7 @@ ROWS_MAX = 200_000  # of one process that wait for it to become known as a rank
 HELD_NS = 180_000_000_000  # a rank is known by then, or never
 UNRESOLVED_NS = 30_000_000_000  # after which a pointer whose creation nobody saw gets a name of its own
 
+RESULTS_OF_SUCCESS = (0, 7)  # ncclSuccess, ncclInProgress
 _UNKNOWN_RANK = np.uint32(0xFFFFFFFF)
 _Rows = npt.NDArray[Any]
 _NAMED = np.dtype([*RUN_DTYPE.descr, ("hash", "<u8"), ("is_counted", "u1")], align=False)
@@ -43,6 +44,7 @@ class _Process:
     seen_ns: int = 0
     is_over: bool = False  # nothing more can be learnt of it
     has_called: bool = False
+    n_lost: int = 0  # events that are known to be missing
 
 
 class NcclCollector:
@@ -68,19 +70,17 @@ class NcclCollector:
         self._late = late
         self._key_of = key_of
         self._is_open = False
-        self._kinds: set[str] = set()
         self._processes: dict[int, _Process] = {}
         self._lost = 0
 
     @property
     def sensors(self) -> Sensor:
-        """Host calls, how long they took, and waits for the GPU, as far as their libraries have been found."""
+        """Host calls, how long they took, and waits for the GPU; whether of a job, its rows tell (batches.py)."""
         if not self._is_open:
             return Sensor(0)
-        found = Sensor.HOST_CALL
-        if "cudart" in self._kinds:
-            found |= Sensor.SYNC
-        return found | (Sensor.HOST_DURATION if self._tracer.has_return_probes else Sensor(0))
+        if not self._tracer.has_return_probes:
+            return Sensor.HOST_CALL  # a wait without an end says nothing
+        return Sensor.HOST_CALL | Sensor.HOST_DURATION | Sensor.SYNC
 
     @property
     def is_open(self) -> bool:
@@ -97,7 +97,6 @@ class NcclCollector:
         if not self._is_open:
             return
         self._tracer.attach(library)
-        self._kinds.add("nccl" if library.kind.startswith("nccl") else library.kind)
 
     def detach(self, library: Library) -> None:
         """Observe a library no more."""
@@ -114,7 +113,13 @@ class NcclCollector:
         if not self._is_open:
             return
         records = self._tracer.take()
-        self._lost += sum(records.lost_calls.values()) + records.lost_other
+        self._lost += records.lost_other
+        for tgid, n_lost in records.lost_calls.items():
+            process = self._process(tgid)
+            if process is None:
+                self._lost += n_lost
+            else:
+                process.n_lost += n_lost
         if records.lost_other:
             self._registry.doubt()  # a communicator's creation may be among them
         events: dict[int, list[CommCreated | CommEnded]] = {}
@@ -130,7 +135,7 @@ class NcclCollector:
             if process.runs and not process.has_called:
                 process.has_called = True
                 self._registry.note_call(process.key)
-            if tgid in syncs:
+            if tgid in syncs and process.has_called:  # who does not call NCCL is no rank
                 self._keep(process, process.syncs, syncs[tgid])
         self._forget_strangers()
         self._registry.save()  # before anything can end the agent
@@ -138,6 +143,7 @@ class NcclCollector:
     def collect(self, ranks: Sequence[RankProcess]) -> Observations:
         """Return the rows of processes that are known as ranks."""
         calls, syncs, communicators = [], [], []
+        lost_by_rank: dict[int, int] = {}
         for place, rank in enumerate(ranks):
             communicators.append(self._memberships(place, rank.key))
             process = self._processes.get(rank.key.pid)
@@ -151,12 +157,15 @@ class NcclCollector:
                 syncs.append(self._syncs(place, np.concatenate(process.syncs)))
                 process.syncs = []
             process.n_rows = sum(len(rows) for rows in process.runs)
+            if process.n_lost:
+                lost_by_rank[place], process.n_lost = process.n_lost, 0
         lost, self._lost = self._lost, 0
         return Observations(
             calls=Calls.concatenate(calls),
             syncs=Syncs.concatenate(syncs),
             communicators=Communicators.concatenate(communicators),
             lost_events=lost,
+            lost_by_rank=lost_by_rank,
         )
 
     def conclude(self, key: ProcessKey) -> None:
@@ -208,14 +217,25 @@ class NcclCollector:
             rest = np.zeros(len(runs), _NAMED)
             for name in RUN_DTYPE.names or ():
                 rest[name] = runs[name]
+            is_numbered = (rest["bytes"] > 0) & np.isin(rest["result"], RESULTS_OF_SUCCESS)
+            rest = rest[is_numbered]  # the others are no part of an iteration, nor of NCCL's own count
             rest = rest[np.argsort(rest["start_ns"], kind="stable")]
         for event in events:
             # What was called before a pointer was given away, or given back, means what it meant then.
             is_before = rest["end_ns"] <= event.time_ns
             self._keep(process, process.runs, self._named(process.key, rest[is_before]))
             rest = rest[~is_before]
+            self._settle(process, event.comm)
             self._registry.note(process.key, event)
         self._keep(process, process.runs, self._named(process.key, rest))
+
+    def _settle(self, process: _Process, pointer: int) -> None:
+        """Give what waits of a pointer its last name, before the pointer means something else."""
+        for rows in process.runs:
+            own = (rows["hash"] == 0) & (rows["comm"] == pointer)
+            if own.any():
+                rows["hash"][own] = self._late.name(process.key, pointer)
+        self._late.drop(process.key, pointer)
 
     def _named(self, key: ProcessKey, rows: _Rows) -> _Rows:
         """Put the communicators' hashes in; 0 stays where none is known.
@@ -240,7 +260,7 @@ class NcclCollector:
         while process.n_rows > ROWS_MAX and len(kept) > 1:
             dropped = kept.pop(0)
             process.n_rows -= len(dropped)
-            self._lost += int(dropped["count"].sum()) if "count" in (dropped.dtype.names or ()) else len(dropped)
+            process.n_lost += int(dropped["count"].sum()) if "count" in (dropped.dtype.names or ()) else len(dropped)
 
     def _take_runs(self, process: _Process) -> list[_Rows]:
         """Return the rows that have a name; those without one get one when nothing can be expected any more."""

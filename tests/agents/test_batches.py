@@ -50,6 +50,7 @@ def test_rows_go_to_the_job_of_their_process_under_its_rank() -> None:
     assert found["b"].syncs.start_ns.tolist() == [23]
     assert [info.rank for info in found["a"].ranks] == [0, 3]
     assert found["a"].sensors == Sensor.SYNC
+    assert assemble(new_assembler(), [OTHER], [OTHER])["b"].sensors == Sensor(0)
 
 
 def test_a_job_is_told_of_its_own_gpus_and_of_all_while_it_is_not_known_which_they_are() -> None:
@@ -87,6 +88,26 @@ def test_every_job_hears_of_losses_since_nobody_knows_whose_they_were() -> None:
     assert [b.lost_events for b in found.values()] == [5, 5]
 
 
+def test_a_loss_of_a_known_rank_is_told_to_its_job_alone() -> None:
+    found = assemble(new_assembler(), [FIRST, OTHER], [FIRST, OTHER], Observations(lost_events=3, lost_by_rank={1: 7}))
+    assert {job: b.lost_events for job, b in found.items()} == {"a": 3, "b": 10}
+
+
+def test_a_job_that_starts_again_under_its_name_is_another_incarnation() -> None:
+    assembler = new_assembler()
+    for start in ("0", "0.2", "0.3"):
+        assert assemble(assembler, [FIRST], [FIRST])["a"].incarnation == start
+        said = [assemble(assembler, [FIRST], []) for _ in range(LINGER_FLUSHES + 1)]
+        assert said[-1]["a"].is_last
+        assert {b["a"].incarnation for b in said} == {start}
+
+
+def test_a_rank_that_was_started_again_hides_the_process_that_ended() -> None:
+    again = rank_process("a", 0, 23, 4)
+    found = assemble(new_assembler(), [again, FIRST], [again])
+    assert [(info.pid, info.gpu) for info in found["a"].ranks] == [(23, 4)]
+
+
 def test_a_job_that_has_ended_says_so_once_after_its_files_could_be_read_to_the_end() -> None:
     assembler = new_assembler()
     assert not assemble(assembler, [FIRST], [FIRST])["a"].is_last
@@ -101,7 +122,7 @@ def test_a_job_without_events_still_has_a_pulse() -> None:
     assert [assemble(assembler, [FIRST], [FIRST])["a"].seq for _ in range(3)] == [0, 1, 2]
 
 
-def test_a_job_claims_gpu_times_and_markers_only_once_it_has_some_of_its_own() -> None:
+def test_a_job_claims_gpu_times_waits_and_markers_only_once_it_has_some_of_its_own() -> None:
     assembler = new_assembler()
     call = Calls.build(
         1,
@@ -118,7 +139,7 @@ def test_a_job_claims_gpu_times_and_markers_only_once_it_has_some_of_its_own() -
         duration_ns=2,
         duration_min_ns=2,
     )
-    every = Sensor.SYNC | Sensor.GPU | Sensor.MARKER
+    every = Sensor.HOST | Sensor.SYNC | Sensor.GPU | Sensor.MARKER
     for calls in (call, Calls.empty()):
         batches = assembler.assemble(
             [FIRST, OTHER],
@@ -128,4 +149,4 @@ def test_a_job_claims_gpu_times_and_markers_only_once_it_has_some_of_its_own() -
             flush_ns=FLUSH_NS,
             clock_error_ns=None,
         )
-        assert {b.job_id: b.sensors for b in batches} == {"a": Sensor.SYNC | Sensor.GPU, "b": Sensor.SYNC}
+        assert {b.job_id: b.sensors for b in batches} == {"a": Sensor.HOST | Sensor.GPU, "b": Sensor.HOST}

@@ -87,7 +87,6 @@ class MarkerCollector:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._wake = -1  # eventfd that ends the thread's wait
-        self._n_dropped = 0
         self._trouble: Limit | None = None
 
     @property
@@ -118,15 +117,12 @@ class MarkerCollector:
         alive = {rank.key for rank in ranks}
         self._said = {key: said for key, said in self._said.items() if key in alive}
         rows: list[_Row] = []
-        n_dropped = 0
         if self._socket is not None:
             self._socket.own_pids = frozenset(places)
             for message in self._take_messages():
                 rows += self._read_message(message, places, ranks)
-            n_dropped = self._socket.n_dropped
         rows += self._read_logs(ranks)
-        lost, self._n_dropped = n_dropped - self._n_dropped, n_dropped
-        return Observations(markers=_table(rows), lost_events=lost)
+        return Observations(markers=_table(rows))
 
     def limits(self) -> Sequence[Limit]:
         """Return what was not understood or could not be placed, and what logs do not tell."""
@@ -231,6 +227,11 @@ class MarkerCollector:
         limits = [] if self._trouble is None else [self._trouble]
         for n, what, why in (
             (self.n_not_understood, "lines on the marker socket", "they say nothing that a marker can say"),
+            (
+                0 if self._socket is None else self._socket.n_dropped,
+                "messages on the marker socket",
+                "they were too many",
+            ),
             (self.n_unplaced, "messages on the marker socket", "their senders are no rank processes of this node"),
         ):
             if n:

@@ -157,7 +157,7 @@ class CallTimes:
         rows["start_ns"], rows["last_ns"] = calls.start_ns, _last_starts(calls)
         name = (key, comm, op)
         before = self._rows.pop(name, None)
-        if before is not None and rows["first_seq"][0] > before["first_seq"][-1]:
+        if before is not None and len(before) and rows["first_seq"][0] > before["first_seq"][-1]:
             rows = np.concatenate((before, rows))
         rows = rows[np.argsort(rows["first_seq"], kind="stable")][-ROWS_MAX:]
         self._rows[name] = rows[rows["last_ns"] >= latest_ns - SPAN_NS]

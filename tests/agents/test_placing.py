@@ -84,6 +84,19 @@ def test_a_counter_that_begins_anew_forgets_the_old_numbers() -> None:
     assert times.find(KEY, COMM, Op.ALL_REDUCE, 15) is None
 
 
+def test_after_a_call_that_outlasts_the_memory_calls_are_remembered_again() -> None:
+    # Its end makes all that began before it too old, itself included: a hung collective, or the first with its set-up.
+    long_ms = SPAN_NS // MS + 10_007
+    times = CallTimes()
+    for number, (start_ms, took_ms) in enumerate([(0, long_ms), (long_ms + 5, 1), (long_ms + 11, 1)]):
+        took = {"end_ns": T0 + (start_ms + took_ms) * MS, "duration_ns": took_ms * MS}
+        times.note(KEY, rows((number, 1, start_ms), **took))
+    found = [times.find(KEY, COMM, Op.ALL_REDUCE, n) for n in range(3)]
+    assert found == [None, T0 + (long_ms + 5) * MS, T0 + (long_ms + 11) * MS]
+    assert times.n_calls(KEY) == {COMM: 3}
+    assert times.standing(KEY, COMM, Op.ALL_REDUCE) is Standing.WHOLE
+
+
 def test_old_calls_are_forgotten_by_time() -> None:
     times = CallTimes()
     times.note(KEY, rows((0, 1, 0)))

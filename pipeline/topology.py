@@ -17,7 +17,7 @@ from schemas.table import AnyArray, IntArray
 
 POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
 _SHARDED = (int(Op.REDUCE_SCATTER), int(Op.ALL_GATHER))
-_LARGE_BYTES = 4096
+LARGE_BYTES = 4096
 _MANY_CALLS = 16
 _MOST_PER_RANK = 64  # communicators and transfer series: what a job makes beyond that is not looked at
 
@@ -70,7 +70,8 @@ class Topology:
     index: dict[SeriesKey, int] = field(default_factory=dict)
     series_by_rank: dict[int, dict[int, tuple[int, int]]] = field(default_factory=lambda: defaultdict(dict))
     version: int = 0
-    _unsized: dict[int, set[int]] = field(default_factory=dict)  # comm -> ranks, where no node knows all members
+    _unsized: dict[int, set[int]] = field(default_factory=dict)  # comm -> ranks whose nodes do not know all members
+    _sized: set[int] = field(default_factory=set)  # comms of which some node knows the size
     _learnt: dict[str, tuple[tuple[RankInfo, ...], bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,12 +104,18 @@ class Topology:
     def _learn_communicators(self, table: Communicators) -> None:
         rows = zip(table.rank.tolist(), table.comm.tolist(), table.comm_rank.tolist(), table.size.tolist(), strict=True)
         for rank, comm, comm_rank, size in rows:
+            if len(self.comm_rank) >= _MOST_PER_RANK * self.world_size:
+                return
             if not size:
                 self._learn_part(rank, comm)
-            elif (comm, rank) not in self.comm_rank and len(self.comm_rank) < _MOST_PER_RANK * self.world_size:
+            elif self.comm_rank.get((comm, rank)) is None or comm not in self._sized:
+                if comm not in self._sized:
+                    self._sized.add(comm)
+                    self._forget_places(comm)
                 self.comm_rank[comm, rank] = comm_rank
                 self.members.setdefault(comm, {})[comm_rank] = rank
                 self.size[comm] = size
+                self._place_rest(comm)
                 self.version += 1
 
     def _learn_part(self, rank: int, comm: int) -> None:
@@ -118,17 +125,33 @@ class Topology:
         in an incomplete communicator is forgotten.
         """
         known = self._unsized.setdefault(comm, set())
-        is_full = len(self.comm_rank) >= _MOST_PER_RANK * self.world_size
-        if rank in known or is_full or (comm in self.members and not known):
+        if rank in known:
             return
         known.add(rank)
+        if comm in self._sized:
+            self._place_rest(comm)
+        else:
+            self._forget_places(comm)
+            self.members[comm] = dict(enumerate(sorted(known)))
+            self.size[comm] = len(known)
+            self.comm_rank |= {(comm, member): place for place, member in self.members[comm].items()}
+        self.version += 1
+
+    def _place_rest(self, comm: int) -> None:
+        """Give the places that are left to the members whose nodes do not know theirs, once these are as many."""
+        members = self.members.get(comm, {})
+        rest = sorted(self._unsized.get(comm, set()) - set(members.values()))
+        free = [place for place in range(self.size[comm]) if place not in members]
+        if rest and len(rest) == len(free):
+            members |= dict(zip(free, rest, strict=True))
+            self.comm_rank |= {(comm, rank): place for place, rank in zip(free, rest, strict=True)}
+
+    def _forget_places(self, comm: int) -> None:
         for calls in self.series_by_rank.values():
             for index in [index for index in calls if self.series[index].key.comm == comm]:
                 del calls[index]
-        self.members[comm] = dict(enumerate(sorted(known)))
-        self.size[comm] = len(known)
-        self.comm_rank |= {(comm, member): place for place, member in self.members[comm].items()}
-        self.version += 1
+        for rank in self.members.pop(comm, {}).values():
+            self.comm_rank.pop((comm, rank), None)
 
     def series_index(self, rank: int, comm: int, op: int, peer: int, calls: int, call_bytes: int) -> int:
         """Return the index of the series that a rank's calls belong to, making one if it is new; -1 if it has none."""
@@ -168,7 +191,7 @@ class Topology:
         if any(s.is_point_to_point for s in calls):
             return Role.PIPELINE
         size = self.size.get(comm, 0)
-        large = [s for s in calls if s.call_bytes >= _LARGE_BYTES or s.key.op in _SHARDED]
+        large = [s for s in calls if s.call_bytes >= LARGE_BYTES or s.key.op in _SHARDED]
         if size == self.world_size and not large:
             return Role.WORLD
         nodes = {self.node_by_rank[rank] for rank in self.members.get(comm, {}).values()}

@@ -1,6 +1,9 @@
 """Communicators whose members no single node knows are put together from the nodes' parts."""
 
+from itertools import permutations
+
 import numpy as np
+import pytest
 
 from pipeline.topology import Topology
 from schemas.events import Communicators, Op, RankInfo
@@ -39,10 +42,32 @@ def test_what_was_said_of_places_in_an_incomplete_communicator_is_forgotten() ->
     assert (topology.series[late].key.source, topology.series[late].key.target) == (1, 2)
 
 
-def test_a_node_that_knows_all_members_is_believed() -> None:
-    topology = Topology(world_size=3)
-    whole = Communicators.build(2, rank=np.array([0, 2]), comm=COMM, comm_rank=np.array([1, 0]), size=2)
-    topology.learn("a", ranks(0, 2), whole, np.array([0, 2]))
-    learn_part(topology, "b", 0)
-    assert topology.size[COMM] == 2
-    assert topology.members[COMM] == {1: 0, 0: 2}
+def learn_whole(topology: Topology, node: str, size: int, places: dict[int, int]) -> None:
+    members = np.array(list(places))
+    whole = Communicators.build(
+        len(places), rank=members, comm=COMM, comm_rank=np.array(list(places.values())), size=size
+    )
+    topology.learn(node, ranks(*places), whole, members)
+
+
+@pytest.mark.parametrize("order", list(permutations("abc")))
+def test_a_node_that_knows_all_places_is_believed_whatever_came_first(order: tuple[str, ...]) -> None:
+    topology = Topology(world_size=7)
+    learn = {
+        "a": lambda: learn_part(topology, "a", 0, 1),
+        "b": lambda: learn_whole(topology, "b", 6, {2: 0, 3: 1}),
+        "c": lambda: learn_part(topology, "c", 4, 6),
+    }
+    for node in order:
+        learn[node]()
+    assert topology.size[COMM] == 6
+    assert topology.members[COMM] == {0: 2, 1: 3, 2: 0, 3: 1, 4: 4, 5: 6}
+    assert {rank: topology.comm_rank[COMM, rank] for rank in (0, 1, 2, 3, 4, 6)} == {2: 0, 3: 1, 0: 2, 1: 3, 4: 4, 6: 5}
+
+
+def test_places_that_nobody_knows_stay_open_while_members_are_missing() -> None:
+    topology = Topology(world_size=7)
+    learn_whole(topology, "b", 5, {2: 0, 3: 1})
+    learn_part(topology, "a", 0, 1)
+    assert topology.size[COMM] == 5
+    assert topology.members[COMM] == {0: 2, 1: 3}

@@ -11,7 +11,7 @@ from agents.clock import Clock
 from agents.collector import Collector, Limit
 from agents.communicators import Registry
 from agents.config import AgentConfig
-from agents.ebpf.libraries import Identity, Library
+from agents.ebpf.libraries import Library, identify
 from agents.ebpf.symbols import NotALibrary, read_image
 from agents.ebpf.tracer import Tracer
 from agents.host import HostCollector
@@ -84,14 +84,13 @@ def _libraries(config: AgentConfig, limits: list[Limit]) -> list[Library]:
     found = []
     for path in config.nccl.libraries:
         try:
-            stat = os.stat(path)
             image = read_image(path, ("ncclAllReduce", "cudaStreamSynchronize"))
+            identity = identify(path, image.build_id)
         except (OSError, NotALibrary) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             remedy = "name the right file in [agent.nccl] libraries; it is observed all the same once a process uses it"
             limits.append(Limit(f"{path} before a process uses it", why or type(error).__name__, remedy))
             continue
-        identity = Identity(stat.st_ino, stat.st_size, stat.st_mtime_ns, image.build_id)
         kind = "nccl" if "ncclAllReduce" in image.symbols else "cudart"
         found.append(Library(path, identity, kind, name=path))
     return found

@@ -3,8 +3,15 @@
 A training process loads NCCL from a wheel in some virtual environment, maybe in a container, so that no search path
 tells where it is; /proc/PID/maps does. One file may be reached on many ways (every container of an image maps the same
 one), and is known by what it is.
+
+A probe belongs to one inode of the kernel's, so that equal files on two file systems (a copy in each job's tmpfs, one
+squashfs image that each job mounts for itself) are two libraries. Overlayfs is the exception: each container has a
+mount of its own, with a device number of its own, over the layers of its image, and a probe by way of one mount works
+in all that share the layer. There the device says nothing, and two images that happen to have equal inodes, sizes,
+times and builds of NCCL on different file systems below are taken for one.
 """
 
+import ctypes
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,15 +24,19 @@ from agents.ebpf.symbols import NotALibrary, read_image
 STATIC_BYTES_MIN = 32 << 20
 _KNOWN_MAX = 4096
 _TELLTALES = ("ncclAllReduce", "cudaStreamSynchronize")
+_OVERLAYFS = 0x794C7630  # OVERLAYFS_SUPER_MAGIC of linux/magic.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Identity(NamedTuple):
-    """What makes a file itself, whatever it is called and wherever it is mounted."""
+    """What makes a file one inode of the kernel's, whatever it is called."""
 
     inode: int
     size: int
     mtime_ns: int
     build_id: str | None
+    device: int = 0  # 0: of a layer that any number of overlay mounts share
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,15 @@ class Library:
     name: str = ""  # path as the process sees it, for people
 
 
+class _Key(NamedTuple):
+    """What is known of a file before it is looked into."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    device: int
+
+
 class _Mapping(NamedTuple):
     range: str
     inode: int
@@ -50,7 +70,7 @@ class LibraryFinder:
     """Looks at processes, and remembers the files that it has looked into."""
 
     limits: list[Limit] = field(default_factory=list)  # of the latest look
-    _known: dict[tuple[int, int, int], tuple[str | None, str | None]] = field(default_factory=dict)
+    _known: dict[_Key, tuple[str | None, str | None]] = field(default_factory=dict)
 
     def find(self, pids: Iterable[int]) -> dict[int, list[Library]]:
         """Return the libraries of each process that can be read; `limits` says what could not be."""
@@ -102,12 +122,13 @@ class LibraryFinder:
                     "run the agent as root, or with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE",
                 )
             return None
-        own_kind, build_id = self._judge(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns), kind)
+        key = _key(path, stat)
+        own_kind, build_id = self._judge(path, key, kind)
         if own_kind is None:
             return None
-        return path, Identity(stat.st_ino, stat.st_size, stat.st_mtime_ns, build_id), own_kind, name
+        return path, _identity(key, build_id), own_kind, name
 
-    def _judge(self, path: str, key: tuple[int, int, int], kind: str | None) -> tuple[str | None, str | None]:
+    def _judge(self, path: str, key: _Key, kind: str | None) -> tuple[str | None, str | None]:
         if key not in self._known:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.pop(next(iter(self._known)))
@@ -130,6 +151,27 @@ class LibraryFinder:
 def find_libraries(pids: Iterable[int]) -> dict[int, list[Library]]:
     """Look once, without memory; LibraryFinder says what could not be read."""
     return LibraryFinder().find(pids)
+
+
+def identify(path: str, build_id: str | None) -> Identity:
+    """Return what makes a file itself, as `find_libraries` would. Raises OSError."""
+    return _identity(_key(path, os.stat(path)), build_id)
+
+
+def _key(path: str, stat: os.stat_result) -> _Key:
+    device = 0 if _is_on_overlay(path) else stat.st_dev
+    return _Key(stat.st_ino, stat.st_size, stat.st_mtime_ns, device)
+
+
+def _identity(key: _Key, build_id: str | None) -> Identity:
+    return Identity(key.inode, key.size, key.mtime_ns, build_id, key.device)
+
+
+def _is_on_overlay(path: str) -> bool:
+    """Ask for the type of a file's file system, which no function of `os` tells; where it is not told, it is none."""
+    # struct statfs begins with f_type, as wide as a register, and has 120 bytes.
+    answer = (ctypes.c_long * 32)()
+    return _libc.statfs(os.fsencode(path), answer) == 0 and answer[0] == _OVERLAYFS
 
 
 def _open_path(pid: int, mapping: _Mapping) -> tuple[str, os.stat_result]:

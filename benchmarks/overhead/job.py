@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from agents.collector import ProcessKey
-from agents.ebpf.libraries import Identity, Library
+from agents.ebpf.libraries import Library, identify
 from agents.ebpf.records import Records
 from agents.ebpf.symbols import read_image
 from agents.ebpf.tracer import Tracer
@@ -77,8 +77,7 @@ def libraries_in(copies: Path) -> list[Library]:
     """Return the copies as the agent knows libraries."""
     found = []
     for path in sorted(copies.iterdir()):
-        stat = path.stat()
-        identity = Identity(stat.st_ino, stat.st_size, stat.st_mtime_ns, read_image(str(path), ()).build_id)
+        identity = identify(str(path), read_image(str(path), ()).build_id)
         found.append(Library(str(path), identity, "nccl" if "nccl" in path.name else "cudart", name=str(path)))
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.ebpf.libraries import Identity, Library
+from agents.ebpf.libraries import Library, identify
 from agents.ebpf.symbols import read_image
 from pipeline.broker import EmbeddedBroker
 from schemas.iterations import Numbering
@@ -53,9 +53,8 @@ def events(broker: EmbeddedBroker) -> Iterator[Events]:
 
 def is_probed(pid: int, path: Path) -> bool:
     """Whether a process would be interrupted where ncclAllReduce begins."""
-    stat, image = path.stat(), read_image(str(path), ["ncclAllReduce"])
-    identity = Identity(stat.st_ino, stat.st_size, stat.st_mtime_ns, image.build_id)
-    library = Library(str(path), identity, "nccl", name=str(path))
+    image = read_image(str(path), ["ncclAllReduce"])
+    library = Library(str(path), identify(str(path), image.build_id), "nccl", name=str(path))
     return first_byte(pid, library, image.symbols["ncclAllReduce"].offset) == BREAKPOINT
 
 

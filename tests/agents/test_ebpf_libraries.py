@@ -1,5 +1,6 @@
 """Libraries are found in the processes that map them, each file once, under every name and on every way."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agents.ebpf import libraries
-from agents.ebpf.libraries import LibraryFinder, find_libraries
+from agents.ebpf.libraries import LibraryFinder, find_libraries, identify
 from agents.ebpf.symbols import read_image
-from tests.agents.probed import Victim, build_library
+from tests.agents.probed import Victim, attach, build_library, open_tracer, take_all
 from tests.conftest import give_up
 
 NO_PROCESS = 2**22 + 1  # more than the kernel's largest number
@@ -128,3 +129,56 @@ def test_files_are_looked_into_once(victim: Victim, monkeypatch: pytest.MonkeyPa
     n = len(looked)
     assert finder.find([victim.pid]) == first
     assert len(looked) == n
+
+
+@contextlib.contextmanager
+def mounted(kind: str, at: Path, *options: str) -> Iterator[Path]:
+    """Mount a file system. Gives the test up where that is not allowed."""
+    at.mkdir()
+    made = subprocess.run(["mount", "-t", kind, *options, "none", str(at)], capture_output=True, text=True, check=False)
+    if made.returncode:
+        give_up(f"mounting {kind} takes root: {made.stderr}")
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "-l", str(at)], check=True)
+
+
+@pytest.mark.kernel
+def test_equal_files_on_two_file_systems_are_two_libraries(library: Path, tmp_path: Path) -> None:
+    """Fresh file systems of one kind give equal copies equal inode numbers."""
+    with contextlib.ExitStack() as stack:
+        copies = [stack.enter_context(mounted("tmpfs", tmp_path / name)) / library.name for name in "ab"]
+        for copy in copies:
+            shutil.copy2(library, copy)
+        victims = [stack.enter_context(Victim(copy)) for copy in copies]
+        first, second = (victim.nccl().identity for victim in victims)
+        assert first[:4] == second[:4], "the test needs equal inodes"
+        assert first != second
+        tracer = open_tracer()
+        stack.callback(tracer.close)
+        for victim in victims:
+            attach(tracer, victim)
+        for victim in victims:
+            victim.do("for count in range(7, 18): me.call('ncclAllReduce', count=count)")
+            assert len(take_all(tracer, victim).runs) == 11
+
+
+@pytest.mark.kernel
+def test_a_layer_that_two_overlays_share_is_one_library(library: Path, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        layers = f"lowerdir={library.parent}:{tmp_path}"
+        mounts = [stack.enter_context(mounted("overlay", tmp_path / name, "-o", layers)) for name in "ab"]
+        assert os.stat(mounts[0]).st_dev != os.stat(mounts[1]).st_dev
+        victims = [stack.enter_context(Victim(mount / library.name)) for mount in mounts]
+        assert victims[0].nccl().identity == victims[1].nccl().identity
+        tracer = open_tracer()
+        stack.callback(tracer.close)
+        attach(tracer, victims[0])
+        for victim in victims:
+            victim.do("for count in range(7, 18): me.call('ncclAllReduce', count=count)")
+            assert len(take_all(tracer, victim).runs) == 11
+
+
+def test_a_library_is_known_before_a_process_uses_it(victim: Victim, library: Path) -> None:
+    assert identify(str(library), read_image(str(library), ()).build_id) == victim.nccl().identity

@@ -1,6 +1,5 @@
 """Agents on two nodes of a real job, fed by real probes: the same names on both, and what the ranks know themselves."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ import pytest
 
 from agents.collector import ProcessKey, RankProcess
 from agents.communicators import Membership, Registry
-from agents.ebpf.libraries import Identity, Library
+from agents.ebpf.libraries import Library, identify
 from agents.ebpf.symbols import read_image
 from agents.ebpf.tracer import Tracer
 from agents.job_identity import Discovery, IdentityConfig
@@ -36,9 +35,8 @@ def machine() -> None:
 @pytest.fixture(scope="module")
 def library() -> Library:
     path = libraries.build() / "libnccl.so.2"
-    stat = os.stat(path)
-    build_id = read_image(str(path), ()).build_id
-    return Library(str(path), Identity(stat.st_ino, stat.st_size, stat.st_mtime_ns, build_id), "nccl", name=str(path))
+    identity = identify(str(path), read_image(str(path), ()).build_id)
+    return Library(str(path), identity, "nccl", name=str(path))
 
 
 @pytest.fixture

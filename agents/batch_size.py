@@ -7,8 +7,12 @@ import numpy as np
 
 from schemas.codec import encode_events
 from schemas.events import Communicators, EventBatch, GpuSamples, PortSamples
+from schemas.table import column_specs
 
 BYTES_MAX = 4 << 20  # before compression: what the broker takes is twice as much (schemas.topics.MAX_MESSAGE_BYTES)
+
+_HEAD_BYTES = 16384  # names of columns, of the job and the node, numbers
+_RANK_BYTES = 256
 
 _CUT = {  # by the column of time
     "calls": "start_ns",
@@ -30,11 +34,21 @@ def split(batch: EventBatch, bytes_max: int = BYTES_MAX) -> list[EventBatch]:
 
     The next batch of the job takes the number batch.seq + len(pieces).
     """
+    if _bytes_at_most(batch) <= bytes_max:
+        return [batch]
     pieces = _halved(batch, bytes_max)
     return [
         replace(piece, seq=batch.seq + number, is_last=batch.is_last and number == len(pieces) - 1)
         for number, piece in enumerate(pieces)
     ]
+
+
+def _bytes_at_most(batch: EventBatch) -> int:
+    """Return a bound on the size of the encoding, without making it."""
+    tables = [getattr(batch, name) for name in (*_CUT, "communicators", "gpu_samples", "port_samples")]
+    columns = [getattr(table, name) for table in tables for name in column_specs(type(table))]
+    names = sum(len(info.gpu_uuid or "") + _RANK_BYTES for info in batch.ranks) + sum(map(len, batch.ports))
+    return _HEAD_BYTES + names + sum(column.nbytes for column in columns)
 
 
 def _halved(batch: EventBatch, bytes_max: int) -> list[EventBatch]:

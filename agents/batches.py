@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.batch_size import split
 from agents.collector import Observations, RankProcess
 from schemas.events import CallSource, Communicators, EventBatch, Sensor
 from schemas.table import AnyArray, IntArray
@@ -67,7 +68,7 @@ class Assembler:
         ranks: what the places in `observations` mean; alive: those of them whose processes still run.
         """
         places = _places_by_job(ranks)
-        batches = []
+        batches: list[EventBatch] = []
         for name in list(dict.fromkeys([*places, *self._jobs])):
             own = places.get(name, [])
             job = self._jobs.get(name)
@@ -78,7 +79,7 @@ class Assembler:
             job.silent = 0 if is_alive else job.silent + 1
             tables = _tables_of(np.array(own, np.int64), ranks, observations)
             tables |= _node_tables(job, observations)
-            batches.append(
+            batches += split(
                 EventBatch(
                     job_id=name[0],
                     incarnation=self._incarnation(name),
@@ -97,7 +98,7 @@ class Assembler:
                     **tables,
                 )
             )
-            job.seq += 1
+            job.seq = batches[-1].seq + 1
             if batches[-1].is_last:
                 del self._jobs[name]
                 self._n_ends[name] = self._n_ends.pop(name, 0) + 1

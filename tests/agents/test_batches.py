@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from agents.batch_size import BYTES_MAX
 from agents.batches import LINGER_FLUSHES, Assembler
 from agents.collector import Observations, ProcessKey, RankProcess
 from schemas.codec import decode_events, encode_events
@@ -150,3 +151,23 @@ def test_a_job_claims_gpu_times_waits_and_markers_only_once_it_has_some_of_its_o
             clock_error_ns=None,
         )
         assert {b.job_id: b.sensors for b in batches} == {"a": Sensor.HOST | Sensor.GPU, "b": Sensor.HOST}
+
+
+def test_a_flush_that_is_too_large_for_one_message_becomes_several_with_numbers_that_go_on() -> None:
+    assembler = new_assembler()
+    n = 400_009
+    many = Syncs.build(n, rank=0, start_ns=np.arange(n), duration_ns=1)
+    found = assembler.assemble(
+        [FIRST],
+        [FIRST],
+        [Observations(syncs=many, lost_events=3)],
+        sensors=Sensor.SYNC,
+        flush_ns=FLUSH_NS,
+        clock_error_ns=None,
+    )
+    assert len(found) > 1
+    assert max(len(encode_events(batch)) for batch in found) <= BYTES_MAX
+    assert [batch.seq for batch in found] == list(range(len(found)))
+    assert sum(len(batch.syncs) for batch in found) == n
+    assert sum(batch.lost_events for batch in found) == 3
+    assert assemble(assembler, [FIRST], [FIRST])["a"].seq == len(found)

@@ -1,17 +1,19 @@
 """Sends batches to the broker: in order, compressed, and without ever holding up whoever observes.
 
-While the broker is away batches wait here, up to a bound; beyond it the oldest are dropped, and their events counted
-into `lost_events` of their node's next batch. Readers see the gap in the batches' sequence numbers as well, so a loss
-is never taken for health.
+While the broker is away batches wait, here and in librdkafka, up to a bound; beyond it the oldest are dropped that have
+not been handed to librdkafka, and their events counted into `lost_events` of their node's next batch. Readers see the
+gap in the batches' sequence numbers as well, so a loss is never taken for health.
 """
 
 import logging
+import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from schemas.codec import decode_events, encode_events
 from schemas.events import EventBatch
@@ -22,18 +24,25 @@ logger = logging.getLogger(__name__)
 LINGER_MS = 5  # for batches of several nodes to share one request
 CLOSE_S = 10.0
 _IN_FLIGHT_MAX = 256  # batches with librdkafka, whose queue cannot drop its oldest
+_IN_FLIGHT_SHARE = 4  # of the buffer's bytes at most the fourth part is with librdkafka
+_FLUSH_S = 0.1
 
 
 class Publisher:
-    """An idempotent producer behind a bounded buffer; a context manager."""
+    """An idempotent producer behind a bounded buffer; a context manager.
+
+    buffer_bytes_max: of all batches that have not been acknowledged, encoded; a single batch may exceed it.
+    """
 
     def __init__(self, bootstrap: str, *, buffer_bytes_max: int) -> None:
         self._n_delivered = 0
-        self.n_dropped = 0  # for lack of room
+        self.n_dropped = 0  # for lack of room, or since librdkafka does not take them
         self.n_refused = 0  # by the broker, for good
         self._buffer_bytes_max = buffer_bytes_max
         self._waiting: deque[tuple[bytes, bytes]] = deque()
-        self._waiting_bytes = 0
+        self._waiting_bytes = 0  # those in flight included
+        self._in_flight_bytes = 0
+        self._said: set[str] = set()
         self._lost_events: dict[bytes, int] = {}  # by key, of batches dropped before the one that comes next
         self._producer = Producer(
             {
@@ -64,13 +73,12 @@ class Publisher:
         key, value = events_key(batch.job_id, batch.node), encode_events(batch)
         self._waiting.append((key, value))
         self._waiting_bytes += len(value)
-        while self._waiting_bytes > self._buffer_bytes_max:
-            lost_key, dropped = self._waiting.popleft()
-            self._waiting_bytes -= len(dropped)
-            self._lost_events[lost_key] = self._lost_events.get(lost_key, 0) + _count_events(decode_events(dropped))
-            if not self.n_dropped:
-                logger.warning("the broker takes no batches and the buffer is full: the oldest are dropped")
-            self.n_dropped += 1
+        # What is alone is sent in any case: otherwise a node that has much to say would never say anything.
+        while self._waiting_bytes > self._buffer_bytes_max and self._waiting and self.n_waiting > 1:
+            self._say_once(
+                logging.WARNING, "the broker takes no batches and the buffer is full: the oldest are dropped"
+            )
+            self._drop_oldest()
         self.poll(0)
 
     def poll(self, timeout_s: float) -> None:
@@ -84,14 +92,14 @@ class Publisher:
 
         Returns how many batches could not be sent.
         """
+        deadline_s = time.monotonic() + (CLOSE_S if timeout_s is None else timeout_s)
         self._send()
-        rounds = max(1, round((CLOSE_S if timeout_s is None else timeout_s) / 0.1))
-        for _ in range(rounds):
-            if not self._waiting and not len(self._producer):
-                break
-            self._producer.flush(0.1)
+        while self.n_waiting:
+            self._producer.flush(_FLUSH_S)
             self._send()
-        return len(self._waiting) + len(self._producer)
+            if time.monotonic() >= deadline_s:
+                break
+        return self.n_waiting
 
     def __enter__(self) -> Self:
         return self
@@ -102,25 +110,52 @@ class Publisher:
         self.close()
 
     def _send(self) -> None:
-        while self._waiting and len(self._producer) < _IN_FLIGHT_MAX:
+        while self._waiting and self._has_room(len(self._waiting[0][1])):
             key, value = self._waiting[0]
             lost_events = self._lost_events.get(key, 0)
             sent = _with_lost_events(value, lost_events) if lost_events else value
             try:
-                self._producer.produce(EVENTS, value=sent, key=key, on_delivery=self._note)
+                self._producer.produce(EVENTS, value=sent, key=key, on_delivery=partial(self._note, len(value)))
             except BufferError:
                 return
+            except KafkaException as error:
+                reason = error.args[0]
+                if reason.code() == KafkaError._FATAL:  # noqa: SLF001 (the producer is of no use any more)
+                    raise
+                self._say_once(logging.ERROR, f"batches that cannot be sent are dropped: {reason.str()}")
+                self._drop_oldest()
+                continue
             self._lost_events.pop(key, None)
             self._waiting.popleft()
-            self._waiting_bytes -= len(value)
+            self._in_flight_bytes += len(value)
 
-    def _note(self, error: KafkaError | None, _: Message) -> None:
+    def _has_room(self, n_bytes: int) -> bool:
+        """Whether librdkafka may be given so much more; one batch at a time it may, however large."""
+        if not self._in_flight_bytes:
+            return True
+        most = self._buffer_bytes_max // _IN_FLIGHT_SHARE
+        return len(self._producer) < _IN_FLIGHT_MAX and self._in_flight_bytes + n_bytes <= most
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest batch that is not in flight; its node's next batch says how much is missing."""
+        key, value = self._waiting.popleft()
+        self._waiting_bytes -= len(value)
+        self._lost_events[key] = self._lost_events.get(key, 0) + _count_events(decode_events(value))
+        self.n_dropped += 1
+
+    def _note(self, n_bytes: int, error: KafkaError | None, _: Message) -> None:
+        self._waiting_bytes -= n_bytes
+        self._in_flight_bytes -= n_bytes
         if error is None:
             self._n_delivered += 1
             return
-        if not self.n_refused:
-            logger.error("the broker refused a batch for good: %s", error.str())
+        self._say_once(logging.ERROR, f"the broker refused a batch for good: {error.str()}")
         self.n_refused += 1
+
+    def _say_once(self, level: int, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            logger.log(level, "%s", text)
 
 
 def _count_events(batch: EventBatch) -> int:

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from agents.publisher import Publisher
 from pipeline.broker import EmbeddedBroker
 from schemas.codec import decode_events, encode_events
-from schemas.events import EventBatch, Sensor
-from schemas.topics import EVENTS, TOPICS
+from schemas.events import EventBatch, Sensor, Syncs
+from schemas.topics import EVENTS, MAX_MESSAGE_BYTES, TOPICS
 
 pytestmark = pytest.mark.broker
 
@@ -93,13 +94,18 @@ def test_a_broker_that_comes_back_gets_what_waited_for_it() -> None:
 
 def test_without_a_broker_the_newest_are_kept_within_the_bound_and_the_others_counted() -> None:
     # Nothing listens there, so what librdkafka holds and what waits here add up to what was not dropped.
-    n_waiting = 17
-    publisher = Publisher("127.0.0.1:1", buffer_bytes_max=n_waiting * BATCH_BYTES)
-    n_batches = 256 + n_waiting + 23
-    for seq in range(n_batches):
+    n_kept, n_dropped = 17, 293
+    publisher = Publisher("127.0.0.1:1", buffer_bytes_max=n_kept * BATCH_BYTES)
+    for seq in range(n_kept + n_dropped):
         publisher.publish(replace(batch(5), flush_ns=10**18 + seq))
-    assert publisher.n_dropped == 23
-    assert publisher.close(0.1) == n_batches - 23
+        assert len(publisher._producer) <= n_kept // 4
+    assert publisher.n_dropped == n_dropped
+    assert publisher.n_waiting == n_kept
+    newest = [decode_events(value).flush_ns for _, value in publisher._waiting]
+    n_in_flight = len(publisher._producer)
+    assert n_in_flight > 0
+    assert newest == [10**18 + seq for seq in range(n_dropped + n_in_flight, n_dropped + n_kept)]
+    assert publisher.close(0.1) == n_kept
     assert publisher.n_delivered == 0
 
 
@@ -117,3 +123,25 @@ def test_publishing_never_waits_for_a_broker_that_is_away() -> None:
     assert done.wait(DEADLINE_S)
     thread.join()
     publisher.close(0.1)
+
+
+def test_what_no_message_can_hold_is_dropped_and_counted_and_the_agent_goes_on() -> None:
+    n_rows = MAX_MESSAGE_BYTES // 16
+    large = replace(batch(0), syncs=Syncs.build(n_rows, rank=0, start_ns=np.arange(n_rows), duration_ns=3))
+    assert len(encode_events(large)) > MAX_MESSAGE_BYTES
+    with broker() as started, Publisher(started.bootstrap, buffer_bytes_max=1 << 26) as publisher:
+        publisher.publish(large)
+        publisher.publish(batch(1))
+        assert publisher.close() == 0
+        assert (publisher.n_dropped, publisher.n_delivered) == (1, 1)
+        (only,) = consumed(started.bootstrap, 1)
+        assert (only.seq, only.lost_events) == (1, n_rows)
+
+
+def test_a_batch_larger_than_the_buffer_is_sent_where_the_broker_takes_it() -> None:
+    with broker() as started, Publisher(started.bootstrap, buffer_bytes_max=7) as publisher:
+        for seq in range(3):
+            publisher.publish(batch(seq))
+            poll_until(publisher, lambda n=seq + 1: publisher.n_delivered == n)  # type: ignore[misc]
+        assert publisher.n_dropped == 0
+        assert publisher._waiting_bytes == publisher._in_flight_bytes == 0

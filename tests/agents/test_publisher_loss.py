@@ -33,22 +33,25 @@ def batch(seq: int, *, node: str = "node-3", calls: int = 0, lost_events: int = 
 
 
 class Taken:
-    """A producer that takes nothing until it is told to."""
+    """A producer that takes nothing until it is told to, and what it took is acknowledged when it is polled."""
 
     def __init__(self) -> None:
         self.is_full = True
         self.batches: list[EventBatch] = []
+        self.unacknowledged: list[Any] = []
 
     def produce(self, topic: str, *, value: bytes, key: bytes, on_delivery: Any) -> None:
         if self.is_full:
             raise BufferError
         self.batches.append(decode_events(value))
+        self.unacknowledged.append(on_delivery)
 
     def poll(self, timeout_s: float) -> None:
-        pass
+        while self.unacknowledged:
+            self.unacknowledged.pop(0)(None, None)
 
     def __len__(self) -> int:
-        return 0
+        return len(self.unacknowledged)
 
 
 @pytest.fixture
@@ -69,6 +72,8 @@ def test_dropped_events_are_counted_into_the_next_batch_of_their_node(publisher:
         publisher.publish(batch(seq, node="node-5"))
     taken.is_full = False
     publisher.publish(batch(5))
+    while publisher.n_waiting:
+        publisher.poll(0)
     said = {(one.node, one.seq): one.lost_events for one in taken.batches}
     # Four had to go: batches 0 and 1 of either node.
     assert publisher.n_dropped == 4
@@ -87,4 +92,5 @@ def test_nothing_is_counted_where_nothing_was_dropped(publisher: Publisher, take
     taken.is_full = False
     for seq in range(7):
         publisher.publish(batch(seq, lost_events=seq))
+    publisher.poll(0)
     assert [one.lost_events for one in taken.batches] == list(range(7))

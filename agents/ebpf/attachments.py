@@ -1,6 +1,8 @@
 """The probes in libraries: which functions get one, which do not and why, and how they go away again."""
 
 import errno
+import os
+import time
 from collections.abc import Sequence
 
 from agents.collector import Limit
@@ -11,6 +13,8 @@ from agents.ebpf.libraries import Identity, Library
 from agents.ebpf.probes import Prober, close_all
 from agents.ebpf.symbols import NotALibrary, Symbol, read_image
 
+RETRY_S = 10.0
+_PATHS_MAX = 64  # tried of one library in RETRY_S
 _REFUSED = (errno.EPERM, errno.EACCES)
 
 
@@ -34,22 +38,48 @@ class Attachments:
         self._has_returns = has_returns
         self._count_launches = count_launches
         self._probe_dear = probe_dear
-        self._probes: dict[Identity, list[int]] = {}
+        self._probes: dict[Identity, list[int]] = {}  # of those that there is no more to do about
         self._limits: dict[Identity, list[Limit]] = {}
+        self._failed: dict[Identity, tuple[set[str], float]] = {}  # paths in vain, and when all may be tried again, s
+
+    def is_attached(self, library: Library) -> bool:
+        """Whether a library has its probes, or there is nothing in it to probe."""
+        return library.identity in self._probes
 
     def attach(self, library: Library) -> list[Limit]:
-        """Probe a library, once; return what of it cannot be seen."""
-        if library.identity in self._probes:
+        """Probe a library, once; return what of it cannot be seen.
+
+        Where no probe could be placed, as by way of a process that has just ended, each other path is tried as soon as
+        it is given, and the same one after RETRY_S.
+        """
+        if self.is_attached(library) or not self._is_due(library):
             return []
-        limits = self._limits[library.identity] = []
+        limits = self._limits[library.identity] = self._attach(library)
+        if self.is_attached(library):
+            del self._failed[library.identity]
+        elif not os.path.exists(library.path):
+            limits.clear()  # it went with its process, which nobody misses
+        return list(limits)
+
+    def _is_due(self, library: Library) -> bool:
+        now_s = time.monotonic()
+        paths, again_s = self._failed.get(library.identity, (set(), 0.0))
+        if now_s >= again_s:
+            paths, again_s = set(), now_s + RETRY_S
+        is_due = library.path not in paths and len(paths) < _PATHS_MAX
+        if is_due:
+            self._failed[library.identity] = paths | {library.path}, again_s
+        return is_due
+
+    def _attach(self, library: Library) -> list[Limit]:
+        limits: list[Limit] = []
         name = library.name or library.path
         wanted = wanted_functions(kind=library.kind, has_returns=self._has_returns, count_launches=self._count_launches)
         try:
             symbols = read_image(library.path, [function.symbol for function in wanted]).symbols
         except NotALibrary as error:
-            limits.append(Limit(name, str(error), "restart the process"))
-            return limits
-        self._probes[library.identity] = []
+            return [Limit(name, str(error), "restart the process")]
+        probes = self._probes[library.identity] = []
         if not symbols:
             why = "it exports none of the functions that are observed"
             limits.append(Limit(name, why, "load a library that exports NCCL's functions"))
@@ -58,13 +88,17 @@ class Attachments:
         cheap = [function for function in found if self._is_cheap(function, symbols[function.symbol])]
         # Returns first: an entry whose return is not seen would look like a call that takes long.
         for is_return in (True, False) if self._has_returns else (False,):
+            n_before = len(probes)
             for program, group in _by_program(cheap, is_return=is_return).items():
                 limits += self._probe(library, program, [symbols[f.symbol] for f in group], is_return=is_return)
+        if cheap and len(probes) == n_before:  # no call would be seen
+            close_all(self._probes.pop(library.identity))
         return limits
 
     def detach(self, library: Library) -> None:
         """Remove the probes of a library."""
         self._limits.pop(library.identity, None)
+        self._failed.pop(library.identity, None)
         close_all(self._probes.pop(library.identity, []))
 
     def limits(self) -> list[Limit]:

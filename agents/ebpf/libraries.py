@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agents.collector import Limit
-from agents.ebpf.symbols import NotALibrary, read_image
+from agents.ebpf.symbols import NotALibrary, Unreadable, read_image
 
 # A library that has NCCL in it, as custom builds of frameworks do, is at least as large as NCCL's code for GPUs.
 STATIC_BYTES_MIN = 32 << 20
@@ -129,20 +129,27 @@ class LibraryFinder:
         return path, _identity(key, build_id), own_kind, name
 
     def _judge(self, path: str, key: _Key, kind: str | None) -> tuple[str | None, str | None]:
-        if key not in self._known:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.pop(next(iter(self._known)))
-            try:
-                image = read_image(path, _TELLTALES)
-            except NotALibrary as error:
-                if kind is not None:
-                    self._limit(path, str(error), "replace the file")
-                self._known[key] = (None, None)
-            else:
-                inside = "nccl-static" if _TELLTALES[0] in image.symbols else None
-                inside = inside or ("cudart" if _TELLTALES[1] in image.symbols else None)
-                self._known[key] = (kind or inside, image.build_id)
-        return self._known[key]
+        if key in self._known:
+            return self._known[key]
+        judged: tuple[str | None, str | None] = (None, None)
+        try:
+            image = read_image(path, _TELLTALES)
+        except Unreadable as error:
+            # Of a process that ended meanwhile, too many open files, a disk that failed: not known, so asked again.
+            if kind is not None and not isinstance(error.__cause__, FileNotFoundError | ProcessLookupError):
+                self._limit(path, str(error), "see whether the agent has too many open files, or the disk fails")
+            return judged
+        except NotALibrary as error:
+            if kind is not None:
+                self._limit(path, str(error), "replace the file")
+        else:
+            inside = "nccl-static" if _TELLTALES[0] in image.symbols else None
+            inside = inside or ("cudart" if _TELLTALES[1] in image.symbols else None)
+            judged = kind or inside, image.build_id
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.pop(next(iter(self._known)))
+        self._known[key] = judged
+        return judged
 
     def _limit(self, what: str, why: str, remedy: str) -> None:
         self.limits.append(Limit(what, why, remedy))

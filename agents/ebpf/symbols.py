@@ -26,6 +26,10 @@ class NotALibrary(Exception):
     """A file that cannot be read as ELF; the message says why."""
 
 
+class Unreadable(NotALibrary):
+    """A file that could not be read, which says nothing of what is in it: later, or on another way, it may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Symbol:
     """A function in a file."""
@@ -50,14 +54,16 @@ class Image:
 
 
 def read_image(path: str, names: Collection[str]) -> Image:
-    """Look functions up by their names in a file's tables of symbols. Raises NotALibrary."""
+    """Look functions up by their names in a file's tables of symbols. Raises NotALibrary, or its kind Unreadable."""
     try:
         with open(path, "rb") as file:
             elf = ELFFile(file)
             if not elf.num_sections():
                 raise NotALibrary(f"{path} has no table of sections")
             return Image(_find(elf, file, names), _build_id(elf))
-    except (OSError, ELFError, ValueError) as error:
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error}") from error
+    except (ELFError, ValueError) as error:
         raise NotALibrary(f"{path} cannot be read: {error}") from error
 
 

@@ -92,9 +92,17 @@ class Tracer:
         )
 
     def attach(self, library: Library) -> list[Limit]:
-        """Observe a library in all processes that have it mapped, or ever will; return what of it cannot be seen."""
+        """Observe a library in all processes that have it mapped, or ever will; return what of it cannot be seen.
+
+        It may be told again and again, at once and with other paths, until is_attached(): it costs nothing after that,
+        and before, it tries each path once in a while.
+        """
         assert self._attachments is not None, "open() comes first"
-        return list(self._attachments.attach(library))
+        return self._attachments.attach(library)
+
+    def is_attached(self, library: Library) -> bool:
+        """Whether a library is observed, as far as it can be."""
+        return self._attachments is not None and self._attachments.is_attached(library)
 
     def detach(self, library: Library) -> None:
         """Remove the probes of a library."""

@@ -11,7 +11,7 @@ import pytest
 
 from agents.ebpf import libraries
 from agents.ebpf.libraries import LibraryFinder, find_libraries, identify
-from agents.ebpf.symbols import read_image
+from agents.ebpf.symbols import Unreadable, read_image
 from tests.agents.probed import Victim, attach, build_library, open_tracer, take_all
 from tests.conftest import give_up
 
@@ -182,3 +182,23 @@ def test_a_layer_that_two_overlays_share_is_one_library(library: Path, tmp_path:
 
 def test_a_library_is_known_before_a_process_uses_it(victim: Victim, library: Path) -> None:
     assert identify(str(library), read_image(str(library), ()).build_id) == victim.nccl().identity
+
+
+def test_a_library_that_cannot_be_read_for_once_is_read_the_next_time(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str, names: tuple[str, ...]) -> object:
+        raise Unreadable(f"{path} cannot be read: Too many open files") from OSError(24, "Too many open files")
+
+    finder = LibraryFinder()
+    with monkeypatch.context() as patch:
+        patch.setattr(libraries, "read_image", fail)
+        assert finder.find([victim.pid]) == {victim.pid: []}
+    assert "open files" in finder.limits[0].why
+    assert {each.kind for each in finder.find([victim.pid])[victim.pid]} == {"nccl", "cudart"}
+    assert finder.limits == []
+
+
+def test_a_library_that_goes_while_it_is_read_is_no_library() -> None:
+    with pytest.raises(Unreadable):
+        read_image(f"/proc/{NO_PROCESS}/root/libnccl.so.2", ())

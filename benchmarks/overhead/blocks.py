@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from agents.overhead.costs import Floats, Interval, interval, resampled_medians
-from benchmarks.overhead.job import Observer, keys_of
+from benchmarks.overhead.job import CALLS_PER_S, Observer, keys_of
 from tests.testbed.launch import Testbed
 from tests.testbed.truth import RankTruth
 from tests.testbed.workload import Workload
@@ -36,9 +36,9 @@ class Compared:
     calls_per_s: float
     iteration_time: Interval  # as a share of the iteration time without
     cpu_ns_per_call: Interval  # of the thread that trains: everything that a call causes, caches included
-    cpu_share: Interval  # the same, of the iteration time
+    cpu_share: Interval  # the same, of the time of an iteration with CALLS_PER_S
     all_cpu_share: Interval  # the same, of all threads, those that stand for the GPU included
-    cpu_without: float  # share of the iteration time that the thread that trains is on a CPU, without probes
+    cpu_without_ns_per_call: float  # what the thread that trains spends for each call without probes
 
 
 def compare(
@@ -104,9 +104,9 @@ def _compared(pairs: Sequence[dict[bool, Block]], truths: Sequence[RankTruth]) -
         calls_per_s=n_calls / usual_s,
         iteration_time=_median((iteration_s[True] / iteration_s[False] - 1).mean(axis=1)),
         cpu_ns_per_call=_median(more_main_s / n_calls * 1e9),
-        cpu_share=_median(more_main_s / usual_s),
-        all_cpu_share=_median(more_s / usual_s),
-        cpu_without=float(np.median(main_s[False])) / usual_s,
+        cpu_share=_median(more_main_s / n_calls * CALLS_PER_S),
+        all_cpu_share=_median(more_s / n_calls * CALLS_PER_S),
+        cpu_without_ns_per_call=float(np.median(main_s[False])) / n_calls * 1e9,
     )
 
 

@@ -58,15 +58,22 @@ def ranks_by_default(family: Family, known_since_ns: int) -> list[Known]:
     process has to have been there by then, for its descendants to be there as well.
     """
     able = {pid: k for pid, k in family.items() if k.candidate.maps_nccl}
-    found = []
+    under_alike: set[int] = set()  # those with one above that claims the same
+    over_other: set[int] = set()  # those with one below that claims something else
     for pid, known in able.items():
-        if not known.claim.is_complete or known.first_seen_ns > known_since_ns:
-            continue
-        above = [able[p] for p in _ancestors(pid, family) if p in able]
-        below = [k for p, k in able.items() if pid in _ancestors(p, family)]
-        if not any(_claims_alike(k, known) for k in above) and all(_claims_alike(k, known) for k in below):
-            found.append(known)
-    return found
+        for above in _ancestors(pid, family):
+            if above not in able:
+                continue
+            if _claims_alike(able[above], known):
+                under_alike.add(pid)
+            else:
+                over_other.add(above)
+    excluded = under_alike | over_other
+    return [
+        known
+        for pid, known in able.items()
+        if known.claim.is_complete and known.first_seen_ns <= known_since_ns and pid not in excluded
+    ]
 
 
 def _claims_alike(one: Known, other: Known) -> bool:

@@ -330,6 +330,12 @@ static __always_inline void fill(struct run *run, struct thread *thread, u64 id,
     run->total_ns = run->least_ns = end_ns - thread->start_ns;
 }
 
+/* NCCL numbers neither what it refused nor what moves nothing; such a call has the number of the one that follows. */
+static __always_inline bool is_numbered(struct thread *thread, s32 result)
+{
+    return thread->bytes && (result == 0 || result == IN_PROGRESS);
+}
+
 static __always_inline void record_alone(struct process *process, struct thread *thread, u64 id, u64 end_ns, s32 result)
 {
     struct counters *counter = counters_of(process, id >> 32, thread->comm);
@@ -338,7 +344,10 @@ static __always_inline void record_alone(struct process *process, struct thread 
         return;
     }
     struct run run = {};
-    fill(&run, thread, id, end_ns, result, counter->next[thread->op & (OPS - 1)]++);
+    u64 *next = &counter->next[thread->op & (OPS - 1)];
+    fill(&run, thread, id, end_ns, result, *next);
+    if (is_numbered(thread, result))
+        (*next)++;
     emit(process, &run);
 }
 
@@ -357,15 +366,17 @@ static __always_inline void record(struct thread *thread, u64 id, u64 end_ns, s3
         return;
     }
     struct run *run = &process->run;
-    if (belongs(process, thread, id)) {
+    if (!is_numbered(thread, result)) {
+        close_run(process);
+        process->is_broken = 0;
+        record_alone(process, thread, id, end_ns, result);
+    } else if (belongs(process, thread, id)) {
         u64 duration_ns = end_ns - thread->start_ns;
         run->count++;
         run->end_ns = end_ns;
         run->total_ns += duration_ns;
         if (duration_ns < run->least_ns)
             run->least_ns = duration_ns;
-        if (result)
-            run->result = result;
     } else {
         close_run(process);
         process->is_broken = 0;

@@ -38,12 +38,14 @@ RUN_DTYPE = np.dtype(
         ("op", "u1"),  # schemas.events.Op
         ("depth", "u1"),  # of groups around the call; 0: none
         ("what", "<u2"),  # always What.CALL
-        ("result", "<i4"),  # the last ncclResult_t of the run that was not 0, else 0
+        ("result", "<i4"),  # ncclResult_t of the first; one that failed is a run of its own
         ("peer", "<u4"),  # of SEND and RECV; the root where there is one, else 0
         ("count", "<u4"),
         ("comm", "<u8"),
         ("bytes", "<u8"),  # of one call: its count times the size of its type
-        ("first_seq", "<u8"),  # per process, communicator and op, from 0 at its creation, or when we attached
+        # Per process, communicator and op, from 0 at its creation, or when we attached. What failed or moves nothing is
+        # not counted, since NCCL does not: it has the number of the call that follows.
+        ("first_seq", "<u8"),
         ("start_ns", "<u8"),  # entry of the first call
         ("end_ns", "<u8"),  # return of the last
         ("total_ns", "<u8"),

@@ -121,11 +121,14 @@ def check_all(seen: JobEvents, testbed: Testbed) -> None:
 
 
 def iteration_errors(seen: JobEvents, truth: RankTruth, first: int) -> Any:
-    """The relative errors of a rank's iterations from a number on, (n,), each against the one that ended with it."""
+    """The relative errors of a rank's iterations from a number on, (n,), each against the one that ended with it.
+
+    The last is left out: no call that follows parts it from what a process does before it ends.
+    """
     told = seen.iterations(truth.rank)
-    rows = truth.iterations[truth.iterations["iteration"] >= first]
+    rows = truth.iterations[truth.iterations["iteration"] >= first][:-1]
     ends = in_epoch(rows["end_ns"])
-    lasted = np.diff(in_epoch(truth.iterations["end_ns"]))[first - 2 :] / 1e9
+    lasted = np.diff(in_epoch(truth.iterations["end_ns"]))[first - 2 : -1] / 1e9
     nearest = np.array([np.abs(told.end_ns - end).argmin() for end in ends])
     assert len(set(nearest.tolist())) == len(nearest), "an iteration was told for each"
     return told.duration_s[nearest] / lasted - 1

@@ -111,17 +111,20 @@ def test_what_a_call_returned_is_kept_also_within_a_run(tracer: Tracer, victim: 
     assert set(seen.runs["result"][~refused].tolist()) == {0}
 
 
-def test_a_result_within_a_run_is_the_last_that_was_not_success(tracer: Tracer, victim: Victim) -> None:
+def test_what_fails_or_moves_nothing_is_told_but_not_counted(tracer: Tracer, victim: Victim) -> None:
     victim.do(
         """
         result = ctypes.c_long.in_dll(me.library, "probed_result")
-        for result.value in (0, 5, 3, 0, 0): me.call("ncclAllReduce")
+        for result.value in (0, 0, 5, 3, 7, 0): me.call("ncclAllReduce")
+        for count in (7, 0, 7): me.call("ncclAllReduce", count=count)
         """
     )
     truth = victim.truth()
     seen = take_all(tracer, victim)
-    assert [each.result for each in truth] == [0, 5, 3, 0, 0]
-    assert seen.runs["result"].tolist() == [3]
+    assert [each.result for each in truth] == [0, 0, 5, 3, 7, 0, 0, 0, 0]
+    runs = [seen.runs[name].tolist() for name in ("result", "count", "first_seq")]
+    assert list(zip(*runs, strict=True))[:4] == [(0, 2, 0), (5, 1, 2), (3, 1, 2), (7, 3, 2)]
+    assert runs[2][4:] == [5, 5]
 
 
 def test_the_shortest_call_of_a_run_is_known(tracer: Tracer, victim: Victim) -> None:
@@ -314,4 +317,12 @@ def test_raw_mode_gives_every_call_its_row(raw_tracer: Tracer, tracer: Tracer, v
     assert seen.run_keys == [each.key for each in truth]
     assert seen.runs["first_seq"].tolist() == list(range(1009))
     check_times(seen.runs, truth)
+    tracer.forget(victim.pid)
+
+
+def test_raw_mode_counts_as_runs_do(raw_tracer: Tracer, tracer: Tracer, victim: Victim) -> None:
+    victim.do("for count in (14, 13, 14, 0, 14): me.call('ncclAllReduce', count=count)")
+    seen = take_all(raw_tracer, victim)
+    assert seen.runs["result"].tolist() == [0, 4, 0, 0, 0]
+    assert seen.runs["first_seq"].tolist() == [0, 1, 1, 2, 2]
     tracer.forget(victim.pid)

@@ -118,7 +118,7 @@ def say(console: Console, result: Mapping[str, Any]) -> None:
         f"    CPU time of all threads: {_percent(compared['all_cpu_share'])}",
         f"Launch probes, off by default, at {LAUNCHES_PER_S:,} a second: {_percent(result['launches_share'])}",
         f"  with other work between two hits: {_percent(result['launches_share_cold'])}",
-        f"Load average before {result['load_before'][0]:.1f}, after {result['load_after'][0]:.1f}, {os.cpu_count()} CPUs",
+        f"Load average {result['load_before'][0]:.1f}, then {result['load_after'][0]:.1f}, on {os.cpu_count()} CPUs",
         f"The agent: {agent['cpu_share']:.1%} of a core; {agent['start_cpu_s']:.1f} s of CPU time to start,",
         f"  {agent['resident_bytes'] / 2**20:.0f} MiB resident, {agent['anonymous_bytes'] / 2**20:.0f} of them its own",
     ]

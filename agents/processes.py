@@ -86,11 +86,20 @@ class Processes:
     _gone: dict[int, ProcessKey] = field(default_factory=dict)
     _ended: list[ProcessKey] = field(default_factory=list)
     _unreadable: set[ProcessKey] = field(default_factory=set)
+    _unlisted: Limit | None = None  # why the latest scan saw nothing
     _boot_ns: int = field(default_factory=lambda: time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
     def scan(self, now_ns: int) -> list[Candidate]:
-        """Return the candidates that run now, by pid. now_ns: by the monotonic clock."""
-        listed = _list_processes()
+        """Return the candidates that run now, by pid. now_ns: by the monotonic clock.
+
+        Where /proc cannot be listed this time, as with too many open files, those of the last time stand.
+        """
+        try:
+            listed = _list_processes()
+        except OSError as error:
+            self._unlisted = Limit("which processes run", str(error), "see whether the agent has too many open files")
+            return self._candidates()
+        self._unlisted = None
         for pid in self._known.keys() - listed.keys():
             self._end(pid)
         due = []
@@ -103,7 +112,7 @@ class Processes:
             if known.next_look_ns is not None and known.next_look_ns <= now_ns:
                 due.append(pid)
         self._look(self._in_turn(due), now_ns)
-        return [k.candidate for _, k in sorted(self._known.items()) if k.candidate is not None]
+        return self._candidates()
 
     def take_ended(self) -> list[ProcessKey]:
         """Return the candidates that have ended since the last call."""
@@ -122,6 +131,8 @@ class Processes:
     def limits(self) -> list[Limit]:
         """Return what could not be read."""
         limits = [limit for pid in sorted(self._limits)[:LIMITS_MAX] for limit in self._limits[pid]]
+        if self._unlisted is not None:
+            limits.append(self._unlisted)
         if not self._unreadable:
             return limits
         some = ", ".join(str(key.pid) for key in sorted(self._unreadable)[:5])
@@ -133,6 +144,9 @@ class Processes:
                 remedy="run the agent as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
             ),
         ]
+
+    def _candidates(self) -> list[Candidate]:
+        return [k.candidate for _, k in sorted(self._known.items()) if k.candidate is not None]
 
     def _in_turn(self, due: Sequence[int]) -> list[int]:
         """Return which of those that are due to look at now: all candidates, and the others by their turn."""

@@ -11,6 +11,7 @@ import click
 import pytest
 
 from agents.config import AgentConfig
+from agents.ebpf.attachments import wanted_functions
 from tests.conftest import REPOSITORY, give_up
 
 UNIT = REPOSITORY / "deploy" / "failslow-agent.service"
@@ -69,6 +70,13 @@ def test_what_it_may_is_what_it_is_given_and_what_the_page_explains() -> None:
 def test_what_the_page_says_about_leaving_one_out_is_a_part_of_the_unit() -> None:
     (kept,) = set(re.findall(r"^(?:CapabilityBoundingSet|AmbientCapabilities)=(CAP_.+)$", PAGE, re.MULTILINE))
     assert set(settings()["CapabilityBoundingSet"].split()) - set(kept.split()) == {"CAP_SYS_ADMIN"}
+
+
+def test_there_are_descriptors_for_the_functions_of_hundreds_of_libraries() -> None:
+    """Before Linux 6.6 each probe takes one; systemd gives a service 1,024 by itself."""
+    functions = wanted_functions(kind=None, has_returns=True, count_launches=True)
+    probes = sum(1 + (function.leave is not None) for function in functions)
+    assert int(settings()["LimitNOFILE"]) > 503 * probes
 
 
 @pytest.mark.parametrize("name", ["ProtectClock", "PrivateTmp", "ProtectProc", "PrivateUsers", "PrivateDevices"])

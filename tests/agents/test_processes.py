@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import glob
 import itertools
 import os
@@ -343,3 +344,23 @@ def test_old_processes_are_looked_at_ever_more_seldom(start: Start, monkeypatch:
     assert gaps_s[0] == 2
     assert max(gaps_s) > 30
     assert len(gaps_s) < 75
+
+
+def test_when_processes_cannot_be_listed_the_last_ones_stand(
+    start: Start, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    process = start({"RANK": "0", "WORLD_SIZE": "1"})
+    tell(process, library)
+    processes, now_ns = Processes(NAMES), time.monotonic_ns()
+    before = processes.scan(now_ns)
+    assert process.pid in {candidate.key.pid for candidate in before}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        assert processes.scan(now_ns + 2_000_000_000) == before
+        assert processes.take_ended() == []
+        assert any("open files" in limit.why for limit in processes.limits())
+    processes.scan(now_ns + 4_000_000_000)
+    assert not any("open files" in limit.why for limit in processes.limits())

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.collector import RankProcess
+from agents.rooted_files import read_below
 
 CONF_BYTES_MAX = 1 << 16
 FOLDER_ENTRIES_MAX = 100_000
@@ -97,9 +98,8 @@ def read_settings(proc: Path) -> Settings:
     values: dict[str, str] = {}
     for place in ("/etc/nccl.conf", *places):
         try:
-            with (root / place.lstrip("/")).open("rb") as file:
-                values |= dict(_pairs(file.read(CONF_BYTES_MAX).split(b"\n")))
-        except OSError:
+            values |= dict(_pairs(read_below(root, place, CONF_BYTES_MAX).split(b"\n")))
+        except (OSError, ValueError):  # the latter of a name that no file can have
             continue
     return Settings(values | own)
 

@@ -1,6 +1,7 @@
 """What is said of Inspector's files that are not there, cannot be read, or leave something out."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def test_permission_errors_are_told_from_missing_files(node: Node, monkeypatch: 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(Unreadable, match=r"open files of process 4711 .* \(Permission denied\)"):
         find_file(node.proc / "4711", rank, settings)
+
+
+def test_a_pipe_in_place_of_nccls_configuration_blocks_nobody(node: Node) -> None:
+    os.mkfifo(node.files / "pipe")
+    node.rank(NCCL_CONF_FILE="/dumps/pipe", NCCL_INSPECTOR_DUMP_DIR="/own")
+    read: list[inspector_files.Settings] = []
+    thread = threading.Thread(target=lambda: read.append(read_settings(node.proc / "4711")), daemon=True)
+    thread.start()
+    thread.join(30.0)
+    assert [settings.folder for settings in read] == ["/own"]
 
 
 @pytest.mark.parametrize(

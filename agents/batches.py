@@ -100,11 +100,14 @@ class Assembler:
             )
             job.seq = batches[-1].seq + 1
             if batches[-1].is_last:
-                del self._jobs[name]
-                self._n_ends[name] = self._n_ends.pop(name, 0) + 1
-                if len(self._n_ends) > _ENDED_MAX:
-                    self._n_ends.popitem(last=False)
+                self._end(name)
         return batches
+
+    def _end(self, name: tuple[str, str]) -> None:
+        del self._jobs[name]
+        self._n_ends[name] = self._n_ends.pop(name, 0) + 1
+        if len(self._n_ends) > _ENDED_MAX:
+            self._n_ends.popitem(last=False)
 
     def _incarnation(self, name: tuple[str, str]) -> str:
         """Return what tells this start of a job from others: some launchers start twice under one name."""

@@ -117,11 +117,11 @@ class Loop:
         now_s = time.monotonic()
         wanted = [c for c in self.candidates if self.discovery.is_selected(c)]
         for library in (*self.libraries, *(library for c in wanted for library in c.libraries)):
-            if library.identity not in self._attached:
-                self.nccl.attach(library)
-                self.discovery.note_observed(library, time.monotonic_ns())
-                logger.info("%s is observed", library.name or library.path)
-            self._attached[library.identity] = (library, now_s)
+            if self.nccl.attach(library):
+                if library.identity not in self._attached:
+                    self.discovery.note_observed(library, time.monotonic_ns())
+                    logger.info("%s is observed", library.name or library.path)
+                self._attached[library.identity] = (library, now_s)
         # Every container has files of its own: what nobody uses any more is not observed for ever.
         for identity, (library, used_s) in list(self._attached.items()):
             if now_s - used_s > UNUSED_S:

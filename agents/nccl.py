@@ -92,11 +92,15 @@ class NcclCollector:
         self._tracer.open()
         self._is_open = True
 
-    def attach(self, library: Library) -> None:
-        """Observe a library from now on, in every process that uses it."""
+    def attach(self, library: Library) -> bool:
+        """Observe a library from now on, in every process that uses it; returns whether it is observed.
+
+        May be asked again and again: what could not be read or probed is tried anew now and then.
+        """
         if not self._is_open:
-            return
+            return False
         self._tracer.attach(library)
+        return self._tracer.is_attached(library)
 
     def detach(self, library: Library) -> None:
         """Observe a library no more."""

@@ -11,7 +11,7 @@ from agents.ebpf.records import CREATION_DTYPE, RUN_DTYPE, Rows
 from agents.ebpf.ring import Ring
 
 CREATIONS_BYTES = 1 << 19  # as in nccl.bpf.c
-IDLE_NS = 1_000_000_000  # far more than GAP_NS there: such a run can no longer grow
+IDLE_NS = 1_000_000_000  # twice EXTEND_NS there: such a run can no longer grow
 
 # struct process, struct thread and their numbers, as in nccl.bpf.c.
 N_PROCESSES = 1024
@@ -29,7 +29,7 @@ _PROCESS = np.dtype(
 )
 _THREAD = np.dtype([("owner", "<u8"), ("rest", "V40")])
 _N_COUNTERS = 16
-_ZERO = struct.pack("<I", 0)
+_LOST_CREATIONS, _LOST_OTHER = (struct.pack("<I", place) for place in range(2))
 
 
 class KernelState:
@@ -86,9 +86,13 @@ class KernelState:
         """Return how many calls of each process have found no room, from the beginning."""
         return {int(state["owner"]): int(state["lost_calls"]) for state in self._states()}
 
+    def lost_creations(self) -> int:
+        """Return how many beginnings and ends of communicators have found no room, from the beginning."""
+        return int(struct.unpack("<Q", self._lost.get(_LOST_CREATIONS) or bytes(8))[0])
+
     def lost_other(self) -> int:
         """Return how many other records have found no room, from the beginning."""
-        return int(struct.unpack("<Q", self._lost.get(_ZERO) or bytes(8))[0])
+        return int(struct.unpack("<Q", self._lost.get(_LOST_OTHER) or bytes(8))[0])
 
     def launches(self) -> dict[int, int]:
         """Return how many kernels each process has launched, from the beginning."""

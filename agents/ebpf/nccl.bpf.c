@@ -2,8 +2,9 @@
  *
  * A run of equal calls is one record. A process has one open run at most; it is closed, and goes to user space, when
  * something else happens in the process: a different call, a call by another thread, a synchronisation, the boundary of
- * a group, the making or end of a communicator, or nothing at all for GAP_NS. User space reads runs that stay open straight from the map, and only when they
- * have been idle for much longer than GAP_NS: from then on the kernel can no longer extend them.
+ * a group, the making or end of a communicator, or nothing at all for GAP_NS. User space reads runs that stay open
+ * straight from the map, and only when they have been idle for twice EXTEND_NS: a call that is shorter than that began
+ * within GAP_NS and has ended long ago, and a longer one begins a run of its own, so that what was read grows no more.
  *
  * What happens at every call is to find the thread at its entry, and thread and process at its return; nothing is
  * inserted or deleted, and nobody is woken. Calls that a library makes to itself on the way (ncclBcast calls ncclBroadcast) lie deeper in the
@@ -14,6 +15,7 @@
 #include <failslow/portable.h>
 
 #define GAP_NS 10000000
+#define EXTEND_NS 500000000 /* half of IDLE_NS of agents/ebpf/kernel_state.py */
 #define NESTED_NS 1000000000
 #ifndef THREADS
 #define THREADS 16384
@@ -122,16 +124,26 @@ HASH(creating, u64, struct creation, 1024);
 HASH(unresolved, struct unresolved_key, struct creation, 1024);
 HASH(reported, u32, u64, 1024);
 PERCPU_HASH(launches, u32, u64, 1024);
-ARRAY(lost, u64, 1);
+ARRAY(lost, u64, 2); /* of communicators, of all else */
 RING(runs, RING_BYTES);
 RING(creations, 1 << 19);
 
-static __always_inline void lose_other(void)
+static __always_inline void lose_one(u32 place)
 {
-    u32 zero = 0;
-    u64 *n = LOOKUP(lost, &zero);
+    u64 *n = LOOKUP(lost, &place);
     if (n)
         __sync_fetch_and_add(n, 1);
+}
+
+/* That a communicator was made, or that it ended. */
+static __always_inline void lose_creation(void)
+{
+    lose_one(0);
+}
+
+static __always_inline void lose_other(void)
+{
+    lose_one(1);
 }
 
 static __always_inline struct process *find_process(u32 tgid)
@@ -284,7 +296,7 @@ static __always_inline void resolve(struct process *process, u32 tgid, u64 comm)
         creation->comm = comm;
         creation->is_resolved = 1;
         if (OUTPUT(creations, creation, sizeof(*creation), BPF_RB_NO_WAKEUP))
-            lose_other();
+            lose_creation();
         DELETE(unresolved, &key);
         process->n_unresolved--;
         return;
@@ -303,12 +315,12 @@ static __always_inline struct counters *counters_of(struct process *process, u32
 }
 
 #ifndef RAW
-static __always_inline bool belongs(struct process *process, struct thread *thread, u32 tid)
+static __always_inline bool belongs(struct process *process, struct thread *thread, u32 tid, u64 end_ns)
 {
     struct run *run = &process->run;
     return run->count && run->tid == tid && run->comm == thread->comm && run->bytes == thread->bytes &&
            run->op == thread->op && run->peer == thread->peer && run->count < COUNT_MAX && !process->is_broken &&
-           thread->start_ns - run->end_ns <= GAP_NS;
+           thread->start_ns - run->end_ns <= GAP_NS && end_ns - run->end_ns < EXTEND_NS;
 }
 #endif
 
@@ -370,7 +382,7 @@ static __always_inline void record(struct thread *thread, u64 id, u64 end_ns, s3
         close_run(process);
         process->is_broken = 0;
         record_alone(process, thread, id, end_ns, result);
-    } else if (belongs(process, thread, id)) {
+    } else if (belongs(process, thread, id, end_ns)) {
         u64 duration_ns = end_ns - thread->start_ns;
         run->count++;
         run->end_ns = end_ns;
@@ -618,7 +630,7 @@ static __always_inline void publish(struct process *process, struct creation *cr
     else if (is_good && is_member)
         wait_for_use(process, creation);
     if (OUTPUT(creations, creation, sizeof(*creation), BPF_RB_NO_WAKEUP))
-        lose_other();
+        lose_creation();
 }
 
 static __always_inline int enter_creation(struct pt_regs *ctx, struct creation *creation, u64 config, u64 id_at)
@@ -627,7 +639,7 @@ static __always_inline int enter_creation(struct pt_regs *ctx, struct creation *
     struct thread *thread = thread_of(id);
     struct process *process = process_of(id >> 32);
     if (!thread || !process) {
-        lose_other();
+        lose_creation();
         return 0;
     }
     if (is_nested(ctx, thread))
@@ -650,7 +662,7 @@ static __always_inline int enter_creation(struct pt_regs *ctx, struct creation *
     publish(process, creation);
 #else
     if (UPDATE(creating, &id, creation)) {
-        lose_other();
+        lose_creation();
         return 0;
     }
     thread->stack = STACK(ctx);
@@ -737,9 +749,14 @@ PROGRAM int leave_creation(struct pt_regs *ctx)
     u64 time_ns = bpf_ktime_get_ns();
     u64 id = bpf_get_current_pid_tgid();
     struct creation *creation = created(ctx, id, time_ns);
-    struct process *process = process_of(id >> 32);
-    if (!creation || !process)
+    if (!creation)
         return 0;
+    struct process *process = process_of(id >> 32);
+    if (!process) {
+        lose_creation();
+        DELETE(creating, &id);
+        return 0;
+    }
     creation->comm = read_u64(creation->out);
     publish(process, creation);
     DELETE(creating, &id);
@@ -758,7 +775,7 @@ PROGRAM int leave_init_all(struct pt_regs *ctx)
         creation->comm = read_u64(creation->out + 8 * i);
         reset(creation->tgid, creation->comm);
         if (OUTPUT(creations, creation, sizeof(*creation), BPF_RB_NO_WAKEUP))
-            lose_other();
+            lose_creation();
     }
     DELETE(creating, &id);
     return 0;
@@ -771,7 +788,7 @@ static __always_inline int end(struct pt_regs *ctx, u8 function)
     struct process *process = process_of(id >> 32);
     struct thread *thread = find_thread(id);
     if (!process) {
-        lose_other();
+        lose_creation();
         return 0;
     }
     if (thread && is_nested(ctx, thread))
@@ -782,7 +799,7 @@ static __always_inline int end(struct pt_regs *ctx, u8 function)
     interrupt(process);
     resolve(process, ended.tgid, ended.comm);
     if (OUTPUT(creations, &ended, sizeof(ended), BPF_RB_NO_WAKEUP))
-        lose_other();
+        lose_creation();
     DELETE(counters, &key);
     return 0;
 }

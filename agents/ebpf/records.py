@@ -122,4 +122,5 @@ class Records:
     communicators: list[CommCreated | CommEnded] = field(default_factory=list)
     launches: dict[int, int] = field(default_factory=dict)
     lost_calls: dict[int, int] = field(default_factory=dict)  # calls, not rows, by process
-    lost_other: int = 0  # synchronisations, communicators, and calls of processes beyond the kernel's tables
+    lost_creations: int = 0  # that a communicator was made, or that it ended
+    lost_other: int = 0  # synchronisations, and calls of processes and threads beyond the kernel's tables

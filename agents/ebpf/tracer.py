@@ -53,10 +53,12 @@ class Tracer:
         self._rows: list[Rows] = []
         self._n_rows = 0
         self._dropped: dict[int, int] = {}
+        self._dropped_creations = 0
         self._dropped_other = 0
         self._creations = Creations()
         self._told: list[CommCreated | CommEnded] = []
         self._lost_before: dict[int, int] = {}
+        self._lost_creations_before = 0
         self._lost_other_before = 0
         self._launched: dict[int, int] = {}
         self._launches_before: dict[int, int] = {}
@@ -139,13 +141,15 @@ class Tracer:
         told = sorted(self._told, key=lambda said: said.time_ns)
         self._rows, self._n_rows, self._told = [], 0, []
         is_sync = rows["what"] == What.SYNC
-        lost_calls, lost_other, launches = self._losses()
+        lost_creations, lost_other = self._other_losses()
+        lost_calls, launches = self._losses()
         return Records(
             runs=rows[~is_sync],
             syncs=_syncs(rows[is_sync]),
             communicators=told,
             launches=launches,
             lost_calls=lost_calls,
+            lost_creations=lost_creations,
             lost_other=lost_other,
         )
 
@@ -183,7 +187,8 @@ class Tracer:
         if self._state is not None:
             self.poll()
             self._keep(self._state.open_runs(idle_ns=0))
-            self._dropped, self._dropped_other, self._launched = self._losses()
+            self._dropped_creations, self._dropped_other = self._other_losses()
+            self._dropped, self._launched = self._losses()
             state, self._state = self._state, None
             state.close()
         self._backend.close()
@@ -201,21 +206,28 @@ class Tracer:
             self._rows.append(rows)
             self._n_rows += len(rows)
 
-    def _losses(self) -> tuple[dict[int, int], int, dict[int, int]]:
-        lost, self._dropped = self._dropped, {}
+    def _other_losses(self) -> tuple[int, int]:
+        creations, self._dropped_creations = self._dropped_creations, 0
         other, self._dropped_other = self._dropped_other, 0
+        if self._state is not None:
+            creations_now, other_now = self._state.lost_creations(), self._state.lost_other()
+            creations += creations_now - self._lost_creations_before
+            other += other_now - self._lost_other_before
+            self._lost_creations_before, self._lost_other_before = creations_now, other_now
+        return creations, other
+
+    def _losses(self) -> tuple[dict[int, int], dict[int, int]]:
+        lost, self._dropped = self._dropped, {}
         launches = self._launched
         self._launched = {}
         if self._state is not None:
             now = self._state.lost_calls()
             _add(lost, {tgid: n - self._lost_before.get(tgid, 0) for tgid, n in now.items()})
             self._lost_before = now
-            other_now = self._state.lost_other()
-            other, self._lost_other_before = other + other_now - self._lost_other_before, other_now
             launched = self._state.launches()
             _add(launches, {tgid: n - self._launches_before.get(tgid, 0) for tgid, n in launched.items()})
             self._launches_before = launched
-        return {tgid: n for tgid, n in lost.items() if n}, other, {tgid: n for tgid, n in launches.items() if n}
+        return {tgid: n for tgid, n in lost.items() if n}, {tgid: n for tgid, n in launches.items() if n}
 
 
 def _syncs(rows: Rows) -> Rows:

@@ -95,10 +95,12 @@ def test_waits_and_communicators_without_room_are_counted(tracer: Tracer, librar
         victim.do("for _ in range(101): me.cuda.cudaDeviceSynchronize()")
         records = tracer.take()
         assert len(records.syncs) + records.lost_other == 101
+        assert records.lost_creations == 0
         victim.do("for _ in range(5003): me.library.ncclCommDestroy(me.create(2, 0))")
         records = tracer.take()
-        assert len(records.communicators) + records.lost_other == 2 * 5003
-        assert tracer.take().lost_other == 0
+        assert len(records.communicators) + records.lost_creations == 2 * 5003
+        assert records.lost_creations > 0 == records.lost_other
+        assert tracer.take().lost_creations == 0
 
 
 def test_what_nobody_takes_is_dropped_from_the_oldest_and_counted(

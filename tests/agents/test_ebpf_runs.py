@@ -1,5 +1,7 @@
 """The tracer against the truth of the process that makes the calls: what is called, in which order, and how long."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from tests.agents.probed import (
 )
 
 pytestmark = pytest.mark.kernel
+
+SLEEPS = ("35 ", "230 ", "115 ")  # nanosleep, clock_nanosleep, and the latter on arm64
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +197,42 @@ def test_a_run_is_told_while_it_is_open_and_then_not_again(tracer: Tracer, victi
     assert seen.runs["first_seq"].tolist() == [7]
 
 
+def test_a_call_that_is_under_way_when_its_run_is_told_is_not_lost(tracer: Tracer, victim: Victim) -> None:
+    """It began right after an equal call, and lasts until long after user space takes the run for idle."""
+    victim.tell(
+        """
+        delay = ctypes.c_long.in_dll(me.library, "probed_delay_ns")
+        for _ in range(7): me.call("ncclAllReduce")
+        delay.value = 900_000_000
+        me.call("ncclAllReduce")
+        delay.value = 0
+        for _ in range(3): me.call("ncclAllReduce")
+        """
+    )
+    syscall = Path(f"/proc/{victim.pid}/syscall")
+    wait_until(lambda: syscall.read_text().startswith(SLEEPS), "the long call sleeps")
+    os.kill(victim.pid, signal.SIGSTOP)
+    counts = []
+
+    def is_told() -> bool:
+        runs = tracer.take().runs
+        counts.extend(runs["count"][runs["tgid"] == victim.pid].tolist())
+        return sum(counts) >= 7
+
+    try:
+        wait_until(is_told, "an idle run is told within seconds, and what broke it before")
+    finally:
+        os.kill(victim.pid, signal.SIGCONT)
+    assert victim.process.stdout is not None
+    assert victim.process.stdout.readline() == "None\n"
+    seen = take_all(tracer, victim)
+    assert sum(counts) == 7
+    assert int(seen.runs["count"].sum()) == 4
+    assert seen.lost_calls == 0
+    assert int(seen.runs["first_seq"][0]) == 7
+    assert int(seen.runs["total_ns"].max()) >= 900_000_000
+
+
 def test_groups_are_told_by_the_depth_of_their_calls(tracer: Tracer, victim: Victim) -> None:
     victim.do(
         """
@@ -299,7 +339,7 @@ def test_of_a_process_that_is_killed_within_a_call_the_calls_before_it_are_kept(
     victim.do('ctypes.c_long.in_dll(me.library, "probed_delay_ns").value = 900_000_000')
     victim.tell("for _ in range(101): me.call('ncclAllReduce')")
     syscall = Path(f"/proc/{victim.pid}/syscall")
-    wait_until(lambda: syscall.read_text().startswith(("35 ", "230 ", "115 ")), "the call sleeps")
+    wait_until(lambda: syscall.read_text().startswith(SLEEPS), "the call sleeps")
     victim.process.kill()
     victim.process.wait()
     tracer.forget(victim.pid)

@@ -57,8 +57,8 @@ class Attachments:
         limits = self._limits[library.identity] = self._attach(library)
         if self.is_attached(library):
             del self._failed[library.identity]
-        elif not os.path.exists(library.path):
-            limits.clear()  # it went with its process, which nobody misses
+        elif _has_ended(library.path):
+            limits.clear()  # it is another's to say what cannot be seen of it
         return list(limits)
 
     def _is_due(self, library: Library) -> bool:
@@ -137,6 +137,12 @@ class Attachments:
             remedy = "run the agent as root, which probes need before Linux 6.6" if is_refused else "see dmesg"
             return [Limit(what, f"it cannot be probed: {error.strerror}", remedy)]
         return []
+
+
+def _has_ended(path: str) -> bool:
+    """Whether a path leads through a process that is no more."""
+    parts = path.split("/")
+    return parts[:2] == ["", "proc"] and parts[2].isdecimal() and not os.path.exists(f"/proc/{parts[2]}")
 
 
 def _by_program(found: Sequence[Function], *, is_return: bool) -> dict[str, list[Function]]:

@@ -10,9 +10,9 @@ mount of its own, with a device number of its own, over the layers of its image,
 in all that share the layer. There the device says nothing, and two images that happen to have equal inodes, sizes,
 times and builds of NCCL on different file systems below are taken for one.
 
-A file that some processes use through an overlay and others directly is probed twice, and its programs run twice at each
-call. With return probes the second finds nothing left to do, except that it counts launches again and takes groups for
-one deeper; without return probes, calls and the making of communicators are counted twice.
+A file that some processes use through an overlay and others directly is probed twice, and its programs run twice at
+each call. With return probes the second finds nothing left to do, except that it counts launches again and takes groups
+for one deeper; without return probes, calls and the making of communicators are counted twice.
 """
 
 import ctypes

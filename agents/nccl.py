@@ -117,15 +117,15 @@ class NcclCollector:
         if not self._is_open:
             return
         records = self._tracer.take()
-        self._lost += records.lost_other
+        self._lost += records.lost_other + records.lost_creations
         for tgid, n_lost in records.lost_calls.items():
             process = self._process(tgid)
             if process is None:
                 self._lost += n_lost
             else:
                 process.n_lost += n_lost
-        if records.lost_other:
-            self._registry.doubt()  # a communicator's creation may be among them
+        if records.lost_creations:
+            self._registry.doubt()
         events: dict[int, list[CommCreated | CommEnded]] = {}
         for event in records.communicators:
             events.setdefault(event.tgid, []).append(event)

@@ -14,7 +14,7 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 50
 LEFTOVERS = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
 # Folders of one person's or one build machine's disk; /tmp, /proc, /sys, /usr and the like are on every machine.
-MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:home|root|work|Users|mnt/data)/\w")
+MACHINE_PATHS = re.compile(r"(?<![\w.}])/(?:home|root|work|Users|mnt/data)/\w")
 
 DETECTOR_IMPORTS = {
     "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "detectors", "enum", "functools", "itertools",

@@ -38,7 +38,6 @@ overhead: setup ## Measure what observing costs a real process, as root, in 8 mi
 	$(BIN)/python -m benchmarks.overhead
 
 quality: setup ## Judge the labelled corpus and real series; scores go to build/quality.json (hours; goes on where it stopped)
-	$(UV) pip install --quiet --python $(BIN)/python --group quality
 	$(BIN)/python -m benchmarks.quality --part all
 
 lock: $(UV) ## Renew requirements.lock from pyproject.toml

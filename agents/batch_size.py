@@ -48,7 +48,7 @@ def _bytes_at_most(batch: EventBatch) -> int:
     tables = [getattr(batch, name) for name in (*_CUT, "communicators", "gpu_samples", "port_samples")]
     columns = [getattr(table, name) for table in tables for name in column_specs(type(table))]
     names = sum(len(info.gpu_uuid or "") + _RANK_BYTES for info in batch.ranks) + sum(map(len, batch.ports))
-    return _HEAD_BYTES + names + sum(column.nbytes for column in columns)
+    return _HEAD_BYTES + names + sum(int(column.nbytes) for column in columns)
 
 
 def _halved(batch: EventBatch, bytes_max: int) -> list[EventBatch]:

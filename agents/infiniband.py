@@ -142,7 +142,7 @@ class Infiniband:
                 Limit(
                     "for how long RDMA ports waited to send",
                     "ports count it in ticks, whose length only the adapter's maker knows",
-                    "set [agent] rdma_bytes_per_tick; `perfquery -c LID PORT` prints the tick, and one more is the bytes",
+                    "set [agent] rdma_bytes_per_tick; `perfquery -c LID PORT` prints the tick, one more is the bytes",
                 )
             )
         if self._n_ports > PORTS_MAX:

@@ -217,7 +217,7 @@ def test_a_call_that_is_under_way_when_its_run_is_told_is_not_lost(tracer: Trace
     def is_told() -> bool:
         runs = tracer.take().runs
         counts.extend(runs["count"][runs["tgid"] == victim.pid].tolist())
-        return sum(counts) >= 7
+        return bool(sum(counts) >= 7)
 
     try:
         wait_until(is_told, "an idle run is told within seconds, and what broke it before")

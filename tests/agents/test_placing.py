@@ -89,7 +89,7 @@ def test_after_a_call_that_outlasts_the_memory_calls_are_remembered_again() -> N
     long_ms = SPAN_NS // MS + 10_007
     times = CallTimes()
     for number, (start_ms, took_ms) in enumerate([(0, long_ms), (long_ms + 5, 1), (long_ms + 11, 1)]):
-        took = {"end_ns": T0 + (start_ms + took_ms) * MS, "duration_ns": took_ms * MS}
+        took: dict[str, Any] = {"end_ns": T0 + (start_ms + took_ms) * MS, "duration_ns": took_ms * MS}
         times.note(KEY, rows((number, 1, start_ms), **took))
     found = [times.find(KEY, COMM, Op.ALL_REDUCE, n) for n in range(3)]
     assert found == [None, T0 + (long_ms + 5) * MS, T0 + (long_ms + 11) * MS]

@@ -184,6 +184,7 @@ class InspectorCollector:
         present = {rank.key for rank in ranks}
         for key in [key for key in self._followers if key not in present]:
             gone = self._followers.pop(key)
+            self._known = {name: p for name, p in self._known.items() if name[:2] != key}
             if gone.tail is not None:
                 gone.tail.close()
         for rank in ranks:
@@ -250,8 +251,7 @@ class InspectorCollector:
             chunk = follower.tail.read(CHUNK_BYTES)
         except Unreadable as error:
             follower.trouble = str(error)
-            follower.tail.close()
-            follower.tail = None
+            self._set_aside(follower)
             return False
         if chunk is None:
             return self._go_on(follower)
@@ -266,6 +266,15 @@ class InspectorCollector:
         if records and now_ns - (records[-1].dump_ns or now_ns) > LATE_NS:
             follower.tail.catch_up()
         return len(chunk.content) == CHUNK_BYTES or follower.next_path is not None
+
+    def _set_aside(self, follower: _Follower) -> None:
+        """Close a file that cannot be read for now, and remember how far it has been."""
+        if (position := _position(follower)) is None or follower.tail is None:
+            return
+        self._known[*follower.rank.key, position.device, position.inode] = position
+        follower.n_skipped += follower.tail.n_skipped
+        follower.tail.close()
+        follower.tail = follower.next_path = None
 
     def _is_old(self, record: Record) -> bool:
         return record.dump_ns is not None and record.dump_ns < self._start_ns - JOIN_NS
@@ -319,11 +328,8 @@ class InspectorCollector:
     def _save(self) -> None:
         if self._state_file is None:
             return
-        positions = [
-            _Position(*follower.rank.key, *tail.identity, tail.offset - follower.parser.n_kept, follower.parser.context)
-            for follower in self._followers.values()
-            if (tail := follower.tail) is not None
-        ]
+        positions = [p for p in map(_position, self._followers.values()) if p is not None]
+        positions += [p for p in self._known.values() if ProcessKey(p.pid, p.start_ticks) in self._followers]
         if positions == self._saved:
             return
         new = self._state_file.with_name(self._state_file.name + ".new")
@@ -333,6 +339,14 @@ class InspectorCollector:
         except OSError as error:
             logger.warning("%s cannot be written: %s", self._state_file, error)
         self._saved = positions
+
+
+def _position(follower: _Follower) -> _Position | None:
+    """Return how far a process's file has been read, by whole lines; None while it is not open."""
+    tail, parser = follower.tail, follower.parser
+    if tail is None:
+        return None
+    return _Position(*follower.rank.key, *tail.identity, tail.offset - parser.n_kept, parser.context)
 
 
 def _rows(places: Sequence[int], placed: Sequence[Placed]) -> Calls:
@@ -347,6 +361,7 @@ def _rows(places: Sequence[int], placed: Sequence[Placed]) -> Calls:
         "seq_known": np.array([p.is_known for p in placed], np.uint8),
         "start_ns": np.array([p.start_ns for p in placed], np.int64),
         "end_ns": np.array([p.end_ns for p in placed], np.int64),
+        "is_timed": np.array([r.start_ns is not None for r in records], np.uint8),
         "duration_ns": (durations := np.array([r.duration_ns for r in records], np.int64)),
     }
     calls = Calls.build(len(placed), source=int(CallSource.GPU), count=1, duration_min_ns=durations, **columns)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pipeline.frames import Signal
-from pipeline.suspect import HOST_EVIDENCE, LEAST_HOST_RATIO
+from pipeline.suspect import CLOCK_DROP, CLOCK_EVIDENCE, HOST_EVIDENCE, LEAST_HOST_RATIO
 from schemas.alerts import Evidence, Kind
 from schemas.events import ThrottleReason
 
@@ -26,8 +26,7 @@ _THROTTLE_CAUSES = (
     (ThrottleReason.HW_POWER_BRAKE_SLOWDOWN | ThrottleReason.SW_POWER_CAP, "power cap or power brake"),
     (ThrottleReason.HW_SLOWDOWN, "hardware slowdown"),
 )
-
-
+_CAUSES_OF_SLOW_CLOCKS = ("thermal throttling", "power cap or clock limit")
 _HOST_CAUSES = {
     Signal.RUN_QUEUE: "CPU contention by another process",
     Signal.BLOCKED: "slow storage or data loading",
@@ -37,10 +36,17 @@ _HOST_CAUSES = {
 
 
 def causes(kind: Kind, throttle_reasons: int, evidence: Sequence[Evidence]) -> tuple[str, ...]:
-    """Return cause candidates, those that the telemetry supports first, the strongest of them before all."""
-    supported = []
+    """Return cause candidates, those that the telemetry supports first, the strongest of them before all.
+
+    What the telemetry contradicts comes last: samples are taken now and then, and a throttled GPU may not show.
+    """
+    supported: list[str] = []
+    contradicted: list[str] = []
     if kind is Kind.SLOW_GPU:
         supported = [cause for bits, cause in _THROTTLE_CAUSES if throttle_reasons & bits]
+        clock = [e.value for e in evidence if e.what == CLOCK_EVIDENCE]
+        if clock and min(clock) > CLOCK_DROP and not supported:
+            contradicted = [cause for cause in _CAUSES[kind] if cause in _CAUSES_OF_SLOW_CLOCKS]
     if kind is Kind.SLOW_HOST:
         seen = {e.what: e.value for e in evidence if e.source == "host" and e.value >= LEAST_HOST_RATIO}
         strength = {_HOST_CAUSES[signal]: seen[what] for signal, what in HOST_EVIDENCE.items() if what in seen}
@@ -48,7 +54,8 @@ def causes(kind: Kind, throttle_reasons: int, evidence: Sequence[Evidence]) -> t
         # A process that is out of quota stands in the queue as well: nobody contends for the CPU.
         if _HOST_CAUSES[Signal.THROTTLED] in supported:
             supported = [cause for cause in supported if cause != _HOST_CAUSES[Signal.RUN_QUEUE]]
-    return (*supported, *(cause for cause in _CAUSES[kind] if cause not in supported))
+    others = [cause for cause in _CAUSES[kind] if cause not in supported and cause not in contradicted]
+    return (*supported, *others, *contradicted)
 
 
 def advice(kind: Kind, lost_gpu_s: float, world_size: int) -> str:

@@ -5,13 +5,13 @@ the last iterations are slower than the job's own long reference, which finds ra
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from detectors.bocpd import Bocpd
 from detectors.cusum import Cusum
-from detectors.verify import MOST_AFTER, Outcome, confirm, shift
+from detectors.verify import LEAST_BEFORE, MOST_AFTER, Outcome, confirm, shift
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from schemas.table import FloatArray
@@ -32,6 +32,16 @@ class Change:
     ratio: float
     reference_start: int  # the frames before it, for comparison
     reference_stop: int
+
+    def since(self, first: "Change") -> "Change":
+        """Return this change, which came soon after another one, compared with what was before that."""
+        return replace(
+            self,
+            before_s=first.before_s,
+            ratio=self.after_s / first.before_s,
+            reference_start=first.reference_start,
+            reference_stop=first.reference_stop,
+        )
 
 
 @dataclass(slots=True)
@@ -73,10 +83,13 @@ class ChangeSearch:
         if self._candidate is None:
             return None
         onset = self._refined(history, self._candidate)
-        start = max(self.level_start, onset - self.params.reference_frames)
+        start = self._reference_start(history, onset)
         before = history.durations(start, onset)
         after = history.durations(onset, history.n_frames)[:MOST_AFTER]
         slower = shift(before, after)
+        if start < self.level_start and self._is_of_present_level(history, onset, after):
+            self._candidate = None
+            return None
         outcomes = [
             (confirm(slower, self.params.least_slowdown).outcome),
             (confirm(slower, 1 / self.params.least_slowdown).outcome),
@@ -94,6 +107,18 @@ class ChangeSearch:
         if Outcome.UNDECIDED not in outcomes or history.n_frames - self._candidate > MOST_AFTER:
             self._candidate = None
         return None
+
+    def _reference_start(self, history: History, onset: int) -> int:
+        """Return from where on frames are compared with: a level that has held too briefly takes from those before."""
+        start = max(self.level_start, onset - self.params.reference_frames)
+        return min(start, max(history.first, onset - LEAST_BEFORE))
+
+    def _is_of_present_level(self, history: History, onset: int, after: FloatArray) -> bool:
+        """Whether times are those since the last change, which has been told already."""
+        if onset - self.level_start < 2:
+            return True
+        ratio = float(np.median(after) / np.median(history.durations(self.level_start, onset)))
+        return 1 / self.params.least_slowdown < ratio < self.params.least_slowdown
 
     def _refined(self, history: History, proposed: int) -> int:
         """Return the split near the proposed one that separates the two levels best (least squares, clipped logs)."""

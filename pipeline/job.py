@@ -152,8 +152,14 @@ class Job:
         return self._structure
 
     def _inquire(self, change: Change, structure: Structure) -> Iterator[Alert]:
-        if self._inquiry is not None or self._is_explained(change):
+        if self._is_explained(change):
             return
+        if self._inquiry is not None:
+            first = self._inquiry.change
+            if change.after_s < self.params.least_slowdown * first.after_s:
+                yield from self._continue_inquiry(structure)
+                return
+            change = change.since(first)
         self._last_change = change
         self._inquiry = _Inquiry(change, self.history.n_frames + self._patience(change.after_s))
         yield from self._continue_inquiry(structure)
@@ -211,7 +217,7 @@ class Job:
         if not suspects and not self.sensors & (Sensor.GPU | Sensor.SPAN):
             watch = JobWatch(change.before_s, 1.25 * gained_s)
             suspects = self._rank_search(structure).by_telemetry(span, gained_s, watch)
-        if not suspects and now < inquiry.deadline:
+        if now < inquiry.deadline and not (suspects and all(suspect.is_clear for suspect in suspects)):
             return
         self._inquiry = None
         if not suspects and not self._lasts(change):

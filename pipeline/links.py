@@ -5,7 +5,7 @@ which observable transfers it would slow. The one under which the observed ratio
 with all others that predict the very same transfers, since no observation can separate those.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ _SMALLEST_SCALE = 0.03  # of log transfer times: timers and clocks are no better
 _FEWEST_EQUALS = 4
 _RATIO_CAP = 3.0  # in natural logs: one absurd series does not outvote the rest
 _MOST_AT_ONCE = 4
+_CLEAR = 8.0  # by how much more likely, as a logarithm, the best hypothesis is than one that predicts otherwise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,23 +96,35 @@ class LinkSearch:
     ) -> tuple[Suspect | None, IntArray]:
         weight = 1 / (2 * ratios.error**2)
         capped = np.clip(ratios.log_ratio, -_RATIO_CAP, _RATIO_CAP)
+        with np.errstate(invalid="ignore"):
+            is_open_question = ~slow & (ratios.log_ratio + 4 * ratios.error >= np.log(self.params.least_link_ratio))
         scores: dict[ComponentName, tuple[float, bytes]] = {}
-        for name, series in self.paths.predicted.items():
-            seen = series[open_[series]]
-            if len(seen) == 0 or np.count_nonzero(slow[seen]) < 0.6 * len(seen):
+        for name in self.paths.predicted:
+            seen = self._telling(name, open_, slow)
+            n_told = np.count_nonzero(~is_open_question[seen])
+            if n_told == 0 or np.count_nonzero(slow[seen]) < 0.6 * n_told:
                 continue
             shift = float(np.median(capped[seen]))
             if shift <= 0:
                 continue
-            gain = capped[seen] ** 2 - (capped[seen] - shift) ** 2
+            # Less bandwidth slows small transfers by less than large ones; one that is not slow speaks against it.
+            gain = capped[seen] ** 2 - np.where(slow[seen], 0.0, (capped[seen] - shift) ** 2)
             scores[name] = (float(np.sum(gain * weight[seen])), seen.tobytes())
         if not scores:
             return None, np.zeros(0, np.int64)
         winner = max(scores, key=lambda name: scores[name][0])
         alike = [name for name in scores if scores[name][1] == scores[winner][1]]
-        series = self.paths.predicted[winner]
-        seen = series[open_[series]]
-        return self._suspect(tuple(sorted(alike)), seen, ratios), seen
+        seen = self._telling(winner, open_, slow)
+        rivals = [score for name, (score, _) in scores.items() if name not in alike]
+        is_clear = max(rivals, default=-np.inf) < scores[winner][0] - _CLEAR
+        return replace(self._suspect(tuple(sorted(alike)), seen, ratios), is_clear=is_clear), seen
+
+    def _telling(self, name: ComponentName, open_: BoolArray, slow: BoolArray) -> IntArray:
+        """Return the transfers that a link would slow; small ones that are not slow say nothing of its bandwidth."""
+        series = self.paths.predicted[name]
+        series = series[open_[series]]
+        is_large = self.paths.is_large[series]
+        return series[is_large | slow[series]] if is_large.any() else series
 
     def _suspect(self, candidates: tuple[ComponentName, ...], series: IntArray, ratios: _Ratios) -> Suspect:
         beyond = np.maximum(ratios.level_s - ratios.reference_s, 0.0) * self.paths.calls

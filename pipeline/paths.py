@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.topology import Topology
+from pipeline.topology import LARGE_BYTES, Topology
 from schemas.alerts import ComponentName, ComponentType
-from schemas.table import FloatArray, IntArray
+from schemas.table import BoolArray, FloatArray, IntArray
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +17,7 @@ class Paths:
     predicted: dict[ComponentName, IntArray] = field(default_factory=dict)
     equals: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # (n_series,) class of equal transfers
     calls: FloatArray = field(default_factory=lambda: np.zeros(0))  # (n_series,) per rank and iteration
+    is_large: BoolArray = field(default_factory=lambda: np.zeros(0, bool))  # (n_series,) enough to tell of bandwidth
 
     @classmethod
     def of(cls, topology: Topology) -> "Paths":
@@ -37,4 +38,5 @@ class Paths:
             numbers.append(equals.setdefault(kind, len(equals)))
         predicted = {name: np.array(sorted(indices)) for name, indices in sorted(touched.items())}
         calls = np.array([float(s.calls) for s in topology.series])
-        return cls(predicted, np.array(numbers, np.int64), calls)
+        is_large = np.array([s.call_bytes >= LARGE_BYTES for s in topology.series], bool)
+        return cls(predicted, np.array(numbers, np.int64), calls, is_large)

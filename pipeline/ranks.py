@@ -14,7 +14,15 @@ from pipeline.groups import Groups, quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.structure import Structure
-from pipeline.suspect import CLOCK_EVIDENCE, FEWEST_REFERENCE, HOST_EVIDENCE, LEAST_HOST_RATIO, Span, Suspect
+from pipeline.suspect import (
+    CLOCK_DROP,
+    CLOCK_EVIDENCE,
+    FEWEST_REFERENCE,
+    HOST_EVIDENCE,
+    LEAST_HOST_RATIO,
+    Span,
+    Suspect,
+)
 from pipeline.topology import Topology, gpu_name, rank_name
 from pipeline.watch import RankWatch, Watch
 from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
@@ -23,8 +31,11 @@ from schemas.table import BoolArray, FloatArray, IntArray
 _FEWEST_PEERS = 3
 _FEWEST_TURNS = 4  # frames after which ranks of a slow host, late in turns, no longer pass for one slow rank
 _TURNS_SHARE = 0.2  # of frames in which a rank has to be late to count as one of several that are
-_CLOCK_DROP = 0.95
 _QUEUE_RISE = 0.1
+_DOUBTFUL_Z = 3.0  # from which a late host may be the reason, though it need not be
+_EXPLAINED = 0.5  # of what a GPU is late, that its host has to be late by to be the reason
+_SAMPLE_S = 1.0  # that agents' samples are apart: of less time they tell a part only
+_KEPT = (Signal.BLOCKED, Signal.STOPPED, Signal.THROTTLED)  # no process brings these upon itself by waiting for its GPU
 _SEEN_SHARE = 0.6  # of the frames in which a rank has to be comparable to be judged
 _HOST_BOUND = 0.5
 
@@ -97,7 +108,7 @@ class RankSearch:
         """Return suspects that add at least `least_excess_s` to an iteration, the worst first."""
         compute = self._excess(self.history.compute, span)
         host = self._excess(self.history.host, span)
-        suspects = self._busy_hosts(host, span, least_excess_s)
+        suspects = self._busy_hosts(host, compute, span, least_excess_s)
         taken = np.zeros(len(self.throttled), bool)
         taken[[rank for s in suspects for _, rank in s.claims]] = True
         if np.isfinite(compute.seconds).any():
@@ -109,11 +120,17 @@ class RankSearch:
                 suspects += self._nodes_in_turns(compute, span, least_excess_s, taken)
         return sorted(suspects, key=lambda s: -s.excess_s)
 
-    def _busy_hosts(self, host: Excess, span: Span, least_excess_s: float) -> list[Suspect]:
-        """Return nodes whose hosts wait least for their GPUs, and so little that they hold them up."""
+    def _busy_hosts(self, host: Excess, compute: Excess, span: Span, least_excess_s: float) -> list[Suspect]:
+        """Return nodes whose hosts wait least for their GPUs, and so little that they hold them up.
+
+        A host that is ahead of its GPU may be late without harm; where the GPU's own times are known, it is seen to
+        wait for a host that holds it up. A slow GPU does not make its host late.
+        """
         duration_s = float(np.nanmedian(self.history.durations(span.start, span.stop)))
         with np.errstate(invalid="ignore"):
-            slow = self._significant(host, least_excess_s) & (host.level >= _HOST_BOUND * duration_s)
+            holds_up = host.level >= _HOST_BOUND * duration_s
+            holds_up |= self._significant(compute, least_excess_s) & (host.seconds >= _EXPLAINED * compute.seconds)
+            slow = self._significant(host, least_excess_s) & holds_up
         slow &= self._persistent(host, span, of_host=True)
         by_node: dict[str, list[int]] = {}
         for rank in np.flatnonzero(slow).tolist():
@@ -204,6 +221,9 @@ class RankSearch:
     def _gpus(self, ranks: IntArray, compute: Excess, span: Span, host: Excess) -> list[Suspect]:
         suspects, by_node = [], dict[str, list[int]]()
         clock, queue = self._clock(span), self._beyond_all(Signal.RUN_QUEUE, span)
+        is_kept = self._is_kept(compute, span)
+        with np.errstate(invalid="ignore"):
+            may_be_host = (host.seconds >= _EXPLAINED * compute.seconds) & (host.z >= _DOUBTFUL_Z)
         for rank in ranks.tolist():
             by_node.setdefault(self.topology.node_by_rank[rank], []).append(rank)
         for node, members in by_node.items():
@@ -215,20 +235,26 @@ class RankSearch:
             all_slow = host_unseen and len(local) >= 2 and len(members) >= 0.75 * len(local)
             whole_node = in_turns or (all_slow and not self.throttled[of].any())
             queued = np.isfinite(queue[of]).any() and np.nanmax(queue[of]) >= _QUEUE_RISE
-            if whole_node or (host_unseen and queued and not self.throttled[of].any()):
+            if whole_node or is_kept[of].any() or (host_unseen and queued and not self.throttled[of].any()):
                 of = local if in_turns else of
                 watch = replace(self._watch(of, compute, of_host=False), by_worst=in_turns)
                 suspects.append(self._host(node, of, compute, span, watch, (self.compute_source,)))
                 continue
             suspects += [
-                self._gpu(rank, compute, host_seen=bool(np.isfinite(host.seconds[rank])), clock=clock)
+                self._gpu(
+                    rank,
+                    compute,
+                    host_seen=bool(np.isfinite(host.seconds[rank])),
+                    host_doubtful=bool(may_be_host[rank]),
+                    clock=clock,
+                )
                 for rank in members
             ]
         return suspects
 
-    def _gpu(self, rank: int, compute: Excess, *, host_seen: bool, clock: FloatArray) -> Suspect:
-        slow_clock = self.throttled[rank] or (np.isfinite(clock[rank]) and clock[rank] <= _CLOCK_DROP)
-        is_gpu = host_seen or bool(slow_clock)
+    def _gpu(self, rank: int, compute: Excess, *, host_seen: bool, host_doubtful: bool, clock: FloatArray) -> Suspect:
+        slow_clock = self.throttled[rank] or (np.isfinite(clock[rank]) and clock[rank] <= CLOCK_DROP)
+        is_gpu = (host_seen and not host_doubtful) or bool(slow_clock)
         name = gpu_name(self.topology, rank) if is_gpu else rank_name(self.topology, rank)
         kind = Kind.SLOW_GPU if name.type is ComponentType.GPU else Kind.SLOW_RANK
         evidence = [self._compute_evidence(rank, compute, "computation")]
@@ -247,6 +273,7 @@ class RankSearch:
             sources=tuple(sources),
             evidence=tuple(evidence),
             claims=frozenset({("rank", rank)}),
+            is_clear=not host_doubtful or bool(slow_clock),
         )
 
     def _compute_evidence(self, rank: int, excess: Excess, what: str) -> Evidence:
@@ -266,6 +293,18 @@ class RankSearch:
         middle = np.nanmedian(level) if np.isfinite(level).any() else np.nan
         return level / middle
 
+    def _is_kept(self, compute: Excess, span: Span) -> BoolArray:
+        """Return (world_size,): whether the kernel let a process not run for half of what its GPU is late, or more.
+
+        A process that is stopped while it waits for its GPU seems to wait for longer, and not to be busy for longer.
+        """
+        duration_s = float(np.nanmedian(self.history.durations(span.start, span.stop)))
+        told = min(1.0, (span.stop - span.start) * duration_s / _SAMPLE_S)
+        least = np.maximum(LEAST_HOST_RATIO, _EXPLAINED * told * compute.seconds / duration_s)
+        with np.errstate(invalid="ignore"):
+            is_kept: BoolArray = np.logical_or.reduce([self._rise(signal, span) >= least for signal in _KEPT])
+        return is_kept
+
     def _kept_from_running(self, rank: int, span: Span) -> list[Evidence]:
         """Return what the kernel did to a rank's process more than to the others': the queue, and what stands out."""
         found = []
@@ -281,12 +320,19 @@ class RankSearch:
         middle = np.nanmedian(level) if np.isfinite(level).any() else np.nan
         return level - middle
 
+    def _rise(self, signal: Signal, span: Span) -> FloatArray:
+        """Return (world_size,) one of the host's signals beyond the median of all ranks and what was usual before."""
+        rise = self._beyond_all(signal, span)
+        if span.has_reference:
+            before = Span(start=span.reference_start, stop=span.reference_stop)
+            rise = rise - np.maximum(np.nan_to_num(self._beyond_all(signal, before)), 0.0)
+        return rise
+
     def by_telemetry(self, span: Span, excess_s: float, watch: Watch) -> list[Suspect]:
         """Return who the telemetry alone makes a suspect of a slowdown that no time can attribute: never a proof."""
-        clock, queue = self._clock(span), self._beyond_all(Signal.RUN_QUEUE, span)
+        clock = self._clock(span)
         with np.errstate(invalid="ignore"):
-            slow = np.flatnonzero(self.throttled | (clock <= _CLOCK_DROP))
-            queued = np.flatnonzero(queue >= _QUEUE_RISE)
+            slow = np.flatnonzero(self.throttled | (clock <= CLOCK_DROP))
         names = {gpu_name(self.topology, int(r)) for r in slow}
         if 0 < len(names) <= max(1, len(clock) // 4):
             known = clock[slow][np.isfinite(clock[slow])]
@@ -298,14 +344,26 @@ class RankSearch:
                 reference=1.0 if len(known) else 0.0,
                 source="nvml",
             )
-            return [self._by_telemetry(Kind.SLOW_GPU, names, slow, excess_s, watch, evidence)]
-        hosts = {ComponentName(type=ComponentType.HOST, node=self.topology.node_by_rank[int(r)]) for r in queued}
-        if 0 < len(hosts) <= max(1, len(set(self.topology.node_by_rank)) // 4):
-            evidence = Evidence(
-                what=HOST_EVIDENCE[Signal.RUN_QUEUE], value=float(np.nanmax(queue[queued])), unit="s/s", source="host"
-            )
-            return [self._by_telemetry(Kind.SLOW_HOST, hosts, queued, excess_s, watch, evidence)]
-        return []
+            return [self._by_telemetry(Kind.SLOW_GPU, names, slow, excess_s, watch, [evidence])]
+        return self._hosts_by_telemetry(span, excess_s, watch)
+
+    def _hosts_by_telemetry(self, span: Span, excess_s: float, watch: Watch) -> list[Suspect]:
+        """Return the hosts that the kernel kept from running more than others, by the signal that stands out most."""
+        most = max(1, len(set(self.topology.node_by_rank)) // 4)
+        before = Span(start=span.reference_start, stop=span.reference_stop)
+        strongest, found = 0.0, list[Suspect]()
+        for signal in HOST_EVIDENCE:
+            rise = self._rise(signal, span)
+            past = self.history.host_signal(signal, before.start, before.stop)
+            noise = np.nan_to_num(robust_scale(past - quiet_median(past.T)[:, None]))
+            with np.errstate(invalid="ignore"):
+                ranks = np.flatnonzero(rise >= np.maximum(_QUEUE_RISE, self.params.least_z * noise))
+            hosts = {ComponentName(type=ComponentType.HOST, node=self.topology.node_by_rank[int(r)]) for r in ranks}
+            if 0 < len(hosts) <= most and (value := float(rise[ranks].max())) > strongest:
+                strongest = value
+                evidence = self._kept_from_running(int(ranks[np.argmax(rise[ranks])]), span)
+                found = [self._by_telemetry(Kind.SLOW_HOST, hosts, ranks, excess_s, watch, evidence)]
+        return found
 
     def _by_telemetry(
         self,
@@ -314,7 +372,7 @@ class RankSearch:
         ranks: IntArray,
         excess_s: float,
         watch: Watch,
-        evidence: Evidence,
+        evidence: list[Evidence],
     ) -> Suspect:
         candidates = tuple(sorted(names))
         return Suspect(
@@ -323,8 +381,8 @@ class RankSearch:
             excess_s=excess_s,
             z=self.params.least_z - 2,  # a coincidence in time, not a measurement of the culprit
             watch=watch,
-            sources=("host_call", evidence.source),
-            evidence=(evidence,),
+            sources=("host_call", evidence[0].source),
+            evidence=tuple(evidence),
             claims=frozenset(("rank", int(r)) for r in ranks),
         )
 

@@ -7,6 +7,7 @@ from pipeline.watch import Watch
 from schemas.alerts import Component, Evidence, Kind
 
 CLOCK_EVIDENCE = "SM clock over peers'"
+CLOCK_DROP = 0.95  # of that: above, a clock is as usual
 HOST_EVIDENCE = {  # what kept a rank's process from running
     Signal.RUN_QUEUE: "run-queue delay",
     Signal.BLOCKED: "blocked on storage or memory",
@@ -29,6 +30,7 @@ class Suspect:
     sources: tuple[str, ...]
     evidence: tuple[Evidence, ...]
     claims: frozenset[tuple[str, int]] = frozenset()  # what it explains: ranks, or transfer series
+    is_clear: bool = True  # no other component explains what was seen nearly as well: more frames would not say more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from schemas.events import Calls, Op
 from schemas.table import AnyArray, BoolArray, IntArray
 
 # Lines of a matrix of calls.
-KEY, COUNTER, TOKEN, SEQ, KNOWN, COUNT, START, END, TOTAL, LEAST, BYTES, SOURCE, PIECE = range(13)
-N_LINES = 13
+KEY, COUNTER, TOKEN, SEQ, KNOWN, COUNT, START, END, TOTAL, LEAST, BYTES, SOURCE, PIECE, TIMED = range(14)
+N_LINES = 14
 
 POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
 NO_CALLS: IntArray = np.empty((N_LINES, 0), np.int64)
@@ -74,6 +74,7 @@ class Keys:
             (LEAST, calls.duration_min_ns),
             (BYTES, calls.bytes),
             (SOURCE, calls.source),
+            (TIMED, calls.is_timed != 0),
         ):
             lines[line] = column
         lines[PIECE] = piece

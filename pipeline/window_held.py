@@ -21,6 +21,7 @@ from pipeline.window_calls import (
     NO_CALLS,
     SEQ,
     START,
+    TIMED,
     TOTAL,
     Keys,
     in_order,
@@ -223,11 +224,13 @@ class Held:
     def _union_s(self, held: Rows) -> FloatArray:
         """Return (n,) seconds of each iteration in which its rank communicated.
 
-        Of a run of calls the total counts alone, since computation lies between them; other calls may overlap.
+        Of a run of calls the total counts alone, since computation lies between them; other calls may overlap. Calls
+        of which it is not known when they ran are taken to have run one after the other, as most do: where they are
+        put is when the host made them, all at once.
         """
         n = len(held.age)
         iteration = held.iteration[self._entry]
-        is_run = self._taken[COUNT] > 1
+        is_run = (self._taken[COUNT] > 1) | (self._taken[TIMED] == 0)
         total = np.bincount(iteration[is_run], self._taken[TOTAL, is_run], minlength=n)
         single, own = self._taken[:, ~is_run], iteration[~is_run]
         if not len(own):

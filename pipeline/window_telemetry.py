@@ -1,4 +1,8 @@
-"""What the samples of GPUs and hosts say of an iteration: those taken within it, else the last one if it is fresh."""
+"""What the samples of GPUs and hosts say of an iteration.
+
+A GPU's sample is of one instant: those taken within the iteration count, else the last one before, if it is fresh. A
+host's sample is of the interval that ends with it, so what it says of an iteration shorter than that comes afterwards.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -45,8 +49,13 @@ class _Samples(Generic[TableT]):
         self.table = type(more).concatenate([self.table, more]).take(order)
         self.owner, self.time_ns = owners[~is_old], times[order]
 
-    def within(self, owner: IntArray, start_ns: IntArray, end_ns: IntArray, fresh_ns: IntArray) -> _Range:
-        """Return the samples of (start_ns, end_ns], else the last one before, which must not be older than fresh_ns."""
+    def within(
+        self, owner: IntArray, start_ns: IntArray, end_ns: IntArray, fresh_ns: IntArray, *, of_intervals: bool = False
+    ) -> _Range:
+        """Return the samples of (start_ns, end_ns], else the last one before, which must not be older than fresh_ns.
+
+        Of intervals also the first one from end_ns on, unless it comes more than fresh_ns later.
+        """
         base_ns = int(end_ns.max())  # not a sample's time, which may be wrong
 
         def placed(owners: IntArray, times: IntArray) -> IntArray:
@@ -56,6 +65,12 @@ class _Samples(Generic[TableT]):
         names = placed(self.owner, self.time_ns)
         last = names.searchsorted(placed(owner, end_ns), "right")
         first = np.minimum(names.searchsorted(placed(owner, start_ns), "right"), last)
+        if of_intervals:
+            following = np.minimum(last, len(names) - 1)
+            covers = (last < len(names)) & (self.owner[following] == owner)
+            covers &= self.time_ns[following] - end_ns <= fresh_ns
+            covers &= (last == first) | (self.time_ns[last - 1] < end_ns)
+            last = last + covers
         newest = np.maximum(last - 1, 0)
         is_own = (last > 0) & (self.owner[newest] == owner)
         has = is_own & ((last > first) | (end_ns - self.time_ns[newest] <= fresh_ns))
@@ -104,7 +119,7 @@ class Telemetry:
             gpu = np.array([self._gpu_of.get(r, -1) for r in rank.tolist()])
             columns |= _gpu_columns(self._gpu.table, self._gpu.within(gpu, start_ns, end_ns, fresh_ns))
         if len(self._host.owner):
-            found = self._host.within(rank, start_ns, end_ns, fresh_ns)
+            found = self._host.within(rank, start_ns, end_ns, fresh_ns, of_intervals=True)
             for name in _HOST_COLUMNS:
                 columns[name] = _means(getattr(self._host.table, name), found)
         return columns

@@ -123,6 +123,8 @@ class Calls(Table):
     end_ns: AnyArray = column("i8")  # of the last
     duration_ns: AnyArray = column("i8")  # total over the run
     duration_min_ns: AnyArray = column("i8")
+    # 0: only how long it ran on the GPU is known, and start_ns is the earliest that it can have begun.
+    is_timed: AnyArray = column("u1", missing=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,8 @@
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -22,16 +23,16 @@ def as_object(measured: Measured, ranks: Sequence[Rates], load: Sequence[float])
     dearest = max(ranks, key=lambda rates: hot[rates.title].value)
     return {
         "machine": machine(load),
-        "ns": {name: _interval(cost.ns) for name, cost in measured.hot.items()},
-        "ns_cold": {name: _interval(cost.ns) for name, cost in measured.cold.items()},
+        "ns": {name: asdict(cost.ns) for name, cost in measured.hot.items()},
+        "ns_cold": {name: asdict(cost.ns) for name, cost in measured.cold.items()},
         "has_return_probes": measured.has_return_probes,
         "ranks": [
             {
                 "rank": rates.title,
                 "is_observed": rates.is_observed,
                 "hits_per_s": dict(rates.hits_per_s),
-                "share": _interval(hot[rates.title]),
-                "share_cold": _interval(cold_share(measured, rates)),
+                "share": asdict(hot[rates.title]),
+                "share_cold": asdict(cold_share(measured, rates)),
             }
             for rates in ranks
         ],
@@ -103,7 +104,3 @@ def _remarks(measured: Measured, rates: Rates, load: Sequence[float]) -> Iterato
         yield "Return probes are not safe on this kernel, so calls are measured without them."
     for limit in measured.limits:
         yield f"{limit.what}: {limit.why}: {limit.remedy}"
-
-
-def _interval(interval: Interval) -> Mapping[str, float]:
-    return {"value": interval.value, "low95": interval.low, "high95": interval.high}

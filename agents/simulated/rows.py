@@ -140,4 +140,5 @@ def calls(template: NodeTemplate, lines: IntArray) -> Calls:
         duration_ns=lines[TOTAL],
         duration_min_ns=lines[LEAST],
         first_seq=lines[FIRST_SEQ],
+        is_timed=np.ones(lines.shape[1], "<u1"),
     )

@@ -62,6 +62,7 @@ def test_records_become_calls_of_the_gpu(
         end_ns=start_ns + 250_000,
         duration_ns=250_000,
         duration_min_ns=250_000,
+        is_timed=0,
     )
     assert found.calls == expected
     members = found.communicators
@@ -330,6 +331,48 @@ def test_a_damaged_state_file_stops_nothing(damage: bytes, node: Node, clock: Wa
     collector.open()
     assert numbers(collector, node.rank()) == [0]
     collector.close()
+
+
+def refused(tail: inspector_files.Tail, n_bytes: int) -> inspector_files.Chunk | None:
+    raise inspector_files.Unreadable(f"{tail.path} cannot be read (Stale file handle)")
+
+
+def test_after_a_failed_read_nothing_is_reported_twice_and_nothing_left_out(
+    node: Node, clock: Wall, collector: InspectorCollector
+) -> None:
+    rank = node.rank()
+    next_line = verbose(clock, 3)
+    add(node.file(), verbose(clock, 0, 1, 2) + next_line[:17])
+    assert numbers(collector, rank) == [0, 1, 2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspector_files.Tail, "read", refused)
+        assert numbers(collector, rank) == []
+    add(node.file(), next_line[17:] + verbose(clock, 4))
+    found = []
+    for _ in range(5):
+        clock.time_ns += 31 * SECOND
+        found += numbers(collector, rank)
+    assert found == [3, 4]
+
+
+def test_an_agent_that_ends_while_a_file_cannot_be_read_is_followed_by_one_that_goes_on(
+    node: Node, clock: Wall, tmp_path: Path
+) -> None:
+    rank, found = node.rank(), []
+    add(node.file(), verbose(clock, 0, 1))
+    for fails in (True, False):
+        collector = InspectorCollector(
+            CallTimes(), clock, proc=node.proc, state_file=tmp_path / "positions", budget_s=30.0
+        )
+        collector.open()
+        found += numbers(collector, rank)
+        if fails:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(inspector_files.Tail, "read", refused)
+                found += numbers(collector, rank)
+        collector.close()
+        add(node.file(), verbose(clock, 2))
+    assert found == [0, 1, 2]
 
 
 def test_a_process_that_has_ended_is_let_go(node: Node, clock: Wall, collector: InspectorCollector) -> None:

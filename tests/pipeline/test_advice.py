@@ -2,7 +2,7 @@
 
 from pipeline.advice import causes
 from pipeline.frames import Signal
-from pipeline.suspect import HOST_EVIDENCE, LEAST_HOST_RATIO
+from pipeline.suspect import CLOCK_EVIDENCE, HOST_EVIDENCE, LEAST_HOST_RATIO
 from schemas.alerts import Evidence, Kind
 from schemas.events import ThrottleReason
 
@@ -41,3 +41,20 @@ def test_the_hosts_evidence_explains_no_gpu() -> None:
     thermal = int(ThrottleReason.HW_THERMAL_SLOWDOWN)
     assert causes(Kind.SLOW_GPU, thermal, seen(STOPPED=0.9))[0] == "thermal throttling"
     assert not any("debugger" in cause for cause in causes(Kind.SLOW_GPU, 0, seen(STOPPED=0.9)))
+
+
+def clock(ratio: float) -> Evidence:
+    return Evidence(what=CLOCK_EVIDENCE, value=ratio, unit="ratio", reference=1.0, source="nvml")
+
+
+def test_a_clock_as_usual_speaks_against_throttling() -> None:
+    assert causes(Kind.SLOW_GPU, 0, [])[0] == "thermal throttling"
+    assert causes(Kind.SLOW_GPU, 0, [clock(0.6)])[0] == "thermal throttling"
+    found = causes(Kind.SLOW_GPU, 0, [clock(1.0)])
+    assert found[0] == "degraded memory or PCIe link"
+    assert sorted(found) == sorted(causes(Kind.SLOW_GPU, 0, []))
+
+
+def test_a_throttle_reason_counts_for_more_than_a_clock_sampled_before() -> None:
+    thermal = int(ThrottleReason.HW_THERMAL_SLOWDOWN)
+    assert causes(Kind.SLOW_GPU, thermal, [clock(1.0)])[0] == "thermal throttling"

@@ -104,6 +104,24 @@ def test_calls_that_overlap_count_once_and_of_runs_the_calls_alone() -> None:
     np.testing.assert_allclose(rows.communication_s, 5 * 0.004 - 0.002)
 
 
+def test_calls_without_times_of_their_own_are_taken_to_run_one_after_the_other() -> None:
+    """NCCL's Inspector says by default how long they ran and not when, so they are put where the host made them."""
+    trainer = Trainer()
+    for _ in range(6):
+        trainer.iterate()
+        for host, gpu in zip(trainer.calls[-10::2], trainer.calls[-9::2], strict=True):
+            gpu |= {"start_ns": host["start_ns"], "end_ns": host["start_ns"] + 4 * MS}
+    tables = trainer.tables()
+    is_gpu = tables["calls"].source == CallSource.GPU
+    untimed = tables["calls"].replace(is_timed=np.where(is_gpu, 0, 1))
+    end = {"flush_ns": trainer.now_ns + 1, "is_last": True}
+    rows = answers([batch(0, **(tables | end | {"calls": untimed}))]).rows
+    np.testing.assert_allclose(rows.communication_s, 5 * 0.004)
+    np.testing.assert_allclose(rows.compute_s[1:], 0.1 - 5 * 0.004)
+    timed = answers([batch(0, **(tables | end))]).rows
+    np.testing.assert_allclose(timed.communication_s, 0.004 + 0.008)  # the run's calls, and what the others cover
+
+
 def test_gpu_times_that_come_two_flushes_late_are_waited_for() -> None:
     trainer, gpu = Trainer(), []
     batches = []
@@ -338,7 +356,7 @@ def test_samples_within_an_iteration_describe_it() -> None:
     assert rows.throttle_reasons.tolist() == [0, 0, 0x44, 0x40, 0, 0]
     assert rows.throttle_known.tolist() == [0, 0, 1, 1, 1, 1]
     np.testing.assert_allclose(rows.temperature_c[2:], 61.0)
-    np.testing.assert_allclose(rows.run_queue_ratio[:3], [np.nan, np.nan, 0.5])
+    np.testing.assert_allclose(rows.run_queue_ratio[2], 0.5)
     assert np.isnan(rows.blocked_ratio).all()
 
 

@@ -26,18 +26,24 @@ def host_threads(pid: int) -> list[int]:
 
 @contextmanager
 def group(controller: str, pid: int) -> Iterator[tuple[Path, bool]]:
-    """Make a group with a controller and move a rank into it: its folder, and whether it is of version 2."""
+    """Make a group with a controller and move a rank into it: its folder, and whether it is of version 2.
+
+    A rank that is in one of these already stays there.
+    """
     parent, is_v2 = _mount_of(controller)
+    present = _current(parent, controller, pid)
+    if present.name.startswith(f"failslow-{os.getpid()}-"):
+        yield present, is_v2
+        return
     folder = parent / f"failslow-{os.getpid()}-{next(_numbers)}"
     folder.mkdir()
     try:
-        before = _current(parent, controller, pid)
         _move(folder, pid, is_v2=is_v2)
         try:
             yield folder, is_v2
         finally:
             if Path(f"/proc/{pid}/task").exists():
-                _move(before, pid, is_v2=is_v2)
+                _move(present, pid, is_v2=is_v2)
     finally:
         folder.rmdir()
 

@@ -34,20 +34,33 @@ def cpu_quota(testbed: Testbed, rank: int, *, share: float, period_ms: float = 2
     The kernel accepts no quota below 1 ms.
     """
     period_us, quota_us = round(period_ms * 1e3), round(period_ms * 1e3 * share)
-    with cgroup.group("cpu", testbed.pids[rank]) as (folder, is_v2):
-        if is_v2:
-            (folder / "cpu.max").write_text(f"{quota_us} {period_us}")
-        else:
+    with cpu_group(testbed, rank), cgroup.group("cpu", testbed.pids[rank]) as (folder, is_v2):
+        limit = folder / ("cpu.max" if is_v2 else "cpu.cfs_quota_us")
+        if not is_v2:
             (folder / "cpu.cfs_period_us").write_text(str(period_us))
-            (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+        limit.write_text(f"{quota_us} {period_us}" if is_v2 else str(quota_us))
+        try:
+            yield
+        finally:
+            limit.write_text("max" if is_v2 else "-1")
+
+
+@contextmanager
+def cpu_group(testbed: Testbed, rank: int) -> Iterator[None]:
+    """Give the host threads of a rank a control group of their own, as a container does; a quota may follow."""
+    with cgroup.group("cpu", testbed.pids[rank]) as (folder, is_v2):
+        # Where there is too little for all it gets as much as one thread of the same niceness, as before.
+        share = 1.25 ** -os.getpriority(os.PRIO_PROCESS, testbed.pids[rank])
+        (folder / ("cpu.weight" if is_v2 else "cpu.shares")).write_text(str(round((100 if is_v2 else 1024) * share)))
         yield
 
 
 @contextmanager
-def cpu_hog(testbed: Testbed, rank: int, *, processor: int = 0, hogs: int = 1) -> Iterator[None]:
+def cpu_hog(testbed: Testbed, rank: int, *, processor: int = 0, hogs: int = 1, favour: int = 0) -> Iterator[None]:
     """Pin the host threads of a rank to one processor, with endless loops beside them.
 
-    The other ranks are kept to the other processors, as on a node with a core for each. Needs two.
+    The other ranks are kept to the other processors, as on a node with a core for each. Needs two. favour: by how many
+    levels the loops are less nice than the rank; each gives them 1.25 times as much of the processor.
     """
     others = os.sched_getaffinity(0) - {processor}
     if not others:
@@ -60,6 +73,7 @@ def cpu_hog(testbed: Testbed, rank: int, *, processor: int = 0, hogs: int = 1) -
             stack.callback(process.wait)
             stack.callback(process.kill)
             os.sched_setaffinity(process.pid, {processor})
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, testbed.pids[rank]) - favour)
         yield
 
 

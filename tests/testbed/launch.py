@@ -11,10 +11,11 @@
         truths = testbed.truth()                          # one RankTruth per rank: what it really did
 
 `testbed.pids[rank]` are the processes; `testbed.gpus[node]` is the state that stub CUDA and stub NVML share, in which
-NVML is also told which process is on which GPU; `testbed.inspector` is the folder of NCCL Inspector's files, which
-`inspector={...}` switches on (see stub_nccl_inspector.c). Ranks are numbered over nodes of `gpus_per_node`; a node is a
-name, in the environment and as host name, and a state file: all processes are on this machine. Leaving the block ends
-the processes and removes namespaces and files, whatever happened. Needs root.
+NVML is also told which process is on which GPU; it lies in `gpu_folder`, if given, for readers that are there before
+the job. `testbed.inspector` is the folder of NCCL Inspector's files, which `inspector={...}` switches on (see
+stub_nccl_inspector.c). Ranks are numbered over nodes of `gpus_per_node`; a node is a name, in the environment and as
+host name, and a state file: all processes are on this machine. Leaving the block ends the processes and removes
+namespaces and files, whatever happened. Needs root.
 """
 
 import hashlib
@@ -75,6 +76,7 @@ class Testbed:
         rank_environment: Mapping[int, Mapping[str, str]] | None = None,
         inspector: Mapping[str, str] | None = None,
         library_folder: Path | None = None,
+        gpu_folder: Path | None = None,
         network: bool = True,
     ) -> None:
         self.workload = workload
@@ -84,6 +86,7 @@ class Testbed:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.gpus: list[StubState] = []
         self._library_folder = library_folder
+        self._gpu_folder = gpu_folder
         self._environment = {**(environment or {}), **self._inspector_variables(inspector)}
         self._rank_environment = rank_environment or {}
         self._has_network = network
@@ -121,7 +124,8 @@ class Testbed:
     def _prepare(self) -> None:
         workload = self.workload
         n_nodes = -(-self.world_size // self.gpus_per_node)
-        self.gpus = [StubState(self.directory / f"gpus{node}", self.gpus_per_node) for node in range(n_nodes)]
+        gpu_folder = self._gpu_folder or self.directory
+        self.gpus = [StubState(gpu_folder / f"gpus{node}", self.gpus_per_node) for node in range(n_nodes)]
         data_file = self.directory / "data" if workload.read_bytes else None
         if data_file:
             piece = os.urandom(workload.read_bytes)

@@ -17,6 +17,7 @@ from agents.ebpf.backend import SOURCES
 from agents.ebpf.batches import HashReader
 from agents.ebpf.bcc_backend import BccBackend, import_bcc
 from agents.ebpf.maps import Map, n_possible_cpus
+from agents.ebpf.requirements import require
 from agents.ebpf.tracepoints import RECORD, TYPED, attach_record, attach_typed, load, need_tracefs
 from agents.kernel_types import BTF, TRACEFS, TYPEDEF, find_type, member_offset, record_offsets
 
@@ -28,7 +29,6 @@ THREADS_MAX: Final = 16_384
 PROCESSES_MAX: Final = 256
 FILTER_SIZE: Final = 65_536
 
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 
 _SUMS = [("ns", "<u8", 8), ("switches", "<u8"), ("reclaim_ns", "<u8")]
 THREAD = np.dtype([*_SUMS, ("since", "<u8"), ("reclaim_since", "<u8"), ("state", "<u4"), ("process", "<u4")])
@@ -127,7 +127,7 @@ class HostPrograms:
 
     def open(self) -> None:
         """Load and attach. Raises NotAvailable where the scheduler cannot be observed."""
-        _need_own_numbers()
+        require()
         need_tracefs(self.tracefs)
         begins = next((program for program in _REQUEST_BEGINS if _fields(program, self.tracefs)), _REQUEST_BEGINS[0])
         self._requests = [begins, _REQUEST_ENDS]
@@ -254,12 +254,3 @@ def _fields(program: Program, tracefs: Path) -> dict[str, int]:
     if not offsets.keys() >= set(program.fields.values()):
         return {}
     return {define: offsets[name] for define, name in program.fields.items()}
-
-
-def _need_own_numbers() -> None:
-    """Raise NotAvailable where the kernel's numbers of processes are not those that the agent sees."""
-    if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
-        raise NotAvailable(
-            "the agent is in a PID namespace of its own, where processes have other numbers than in the kernel",
-            "run its container with the node's PID namespace (docker --pid=host, Kubernetes hostPID: true)",
-        )

@@ -291,16 +291,16 @@ def test_threads_at_the_same_time_lose_nothing(tracer: Tracer, victim: Victim) -
     victim.do(
         """
         n = me.library.probed_ns_per_call
-        threads = [threading.Thread(target=n, args=(30011, 0)) for _ in range(4)]
+        threads = [threading.Thread(target=n, args=(10007, 0)) for _ in range(4)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
         """
     )
     seen = take_all(tracer, victim)
-    assert int(seen.runs["count"].sum()) + seen.lost_calls == 4 * 30011
+    assert int(seen.runs["count"].sum()) + seen.lost_calls == 4 * 10007
     assert seen.lost_calls == 0
     for tid in np.unique(seen.runs["tid"]):
-        assert int(seen.runs["count"][seen.runs["tid"] == tid].sum()) == 30011
+        assert int(seen.runs["count"][seen.runs["tid"] == tid].sum()) == 10007
 
 
 def test_waits_for_the_gpu_are_rows_of_their_own(tracer: Tracer, victim: Victim) -> None:

@@ -12,7 +12,7 @@ import pytest
 from agents import host_programs, host_tracer
 from agents.clock import Clock
 from agents.collector import NotAvailable
-from agents.ebpf import bcc_backend
+from agents.ebpf import bcc_backend, requirements
 from agents.ebpf.bpf_call import bpf
 from agents.host import HostCollector
 from agents.host_programs import HostPrograms
@@ -106,7 +106,7 @@ def test_a_collector_may_be_opened_again_and_closed_twice() -> None:
 @pytest.fixture
 def in_first_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the agent believe that it sees processes by the kernel's own numbers, wherever the tests run."""
-    monkeypatch.setattr(host_programs, "_FIRST_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
+    monkeypatch.setattr(requirements, "_FIRST_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
 
 
 @pytest.mark.kernel
@@ -176,7 +176,7 @@ def test_without_tracefs_the_agent_says_how_to_mount_it_and_goes_on(tmp_path: Pa
 def test_in_a_pid_namespace_of_its_own_the_agent_does_not_mistake_one_process_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_programs, "_FIRST_PID_NAMESPACE", 7)
+    monkeypatch.setattr(requirements, "_FIRST_PID_NAMESPACE", 7)
     collector = HostCollector(clock=Clock(), programs=HostPrograms())
     collector.open()
     assert "hostPID" in collector.limits()[0].remedy

@@ -94,11 +94,11 @@ class Seen:
         )
 
     def slowdown(self) -> float:
-        """Return the median iteration time of the disturbed iterations over that before."""
+        """Return the mean iteration time while disturbed over the usual one before: some faults hit in bursts."""
         took = np.diff(self.ends_ns)
         before = took[WARM_UP : np.searchsorted(self.ends_ns, self.began_ns) - 1]
         during = took[np.searchsorted(self.ends_ns, self.began_ns) : np.searchsorted(self.ends_ns, self.ended_ns) - 1]
-        return float(np.median(during) / np.median(before))
+        return float(np.mean(during) / np.median(before))
 
     def told(self) -> str:
         """Return all alerts in short."""

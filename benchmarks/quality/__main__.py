@@ -49,6 +49,8 @@ def main(
     unknown = [name for name in names if name not in CLASSES]
     if unknown:
         raise click.UsageError(f"no class {unknown[0]!r}: the classes are {', '.join(CLASSES)}")
+    if splices and not _DATA.is_dir():
+        raise click.UsageError(f"no recordings at {_DATA}: set FAILSLOW_DATA to their folder, or --splices 0")
     console = Console(width=220)
     matched = _corpus(names, share, seeds, part, processes, out.parent / "quality")
     result: dict[str, Any] = {"code": code_digest(), "share": share, "classes": names, "seeds": seeds}

@@ -142,17 +142,24 @@ def assert_nobody_is_accused(seen: Seen) -> None:
 
 
 def upheld(check: Callable[[], None]) -> None:
-    """Run a check on a job; where it fails, the next two have to succeed.
+    """Run a check on a job; where it fails, two of the next three have to succeed.
 
     Jobs, agents, broker and worker share two processors here with whatever else the machine does, and that slows a job
     as really as what we do to it.
     """
-    try:
-        check()
-    except AssertionError as error:
-        logging.getLogger(__name__).warning("once not as it should be: %s", error)
-        check()
-        check()
+    failures: list[AssertionError] = []
+    n_runs = 0
+    while True:
+        try:
+            check()
+        except AssertionError as error:
+            logging.getLogger(__name__).warning("not as it should be: %s", error)
+            failures.append(error)
+        n_runs += 1
+        if len(failures) > 2:
+            raise failures[-1]
+        if n_runs - len(failures) >= (2 if failures else 1):
+            return
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

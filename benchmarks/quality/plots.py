@@ -116,7 +116,7 @@ def _real(axis: Any, curves: Sequence[Curve], field: str) -> None:
     if field == "delay" and curves:
         _bound(axis, np.geomspace(0.5, 6.0, 100))
         axis.set(yscale="log")
-    axis.set(xlabel="shift / noise", title=f"Spliced into the noise of real series: {field}")
+    axis.set(xscale="log", xlabel="shift / noise", title=f"Spliced into the noise of real series: {field}")
     if curves:
         axis.legend(fontsize=7, ncols=2)
 

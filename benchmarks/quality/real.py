@@ -33,7 +33,8 @@ from schemas.topics import EVENTS, events_key
 Shape = Literal["step", "ramp", "staircase"]
 SHAPES: tuple[Shape, ...] = ("step", "ramp", "staircase")
 NOISES = ("own", "3 %", "5 %", "10 %")
-SHIFTS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.3, 4.5, 6.0)  # in standard deviations of the noise
+SHIFTS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.3, 4.5, 6.0)  # in standard deviations of noise drawn anew
+RATIOS = (1.03, 1.05, 1.075, 1.10, 1.15, 1.20, 1.30, 1.50)  # of time after over time before, in a series as it is
 FALSE_EVERY = 10_000  # iterations between false alarms, of the bound
 _CV = {"3 %": 0.03, "5 %": 0.05, "10 %": 0.10}
 _BEFORE, _AFTER = 120, 100
@@ -47,7 +48,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
     shape: Shape
     noise: str
-    shift_sigmas: float
+    shift_sigmas: float  # median
     ratio: float  # median, of time after over time before
     n: int
     recall: float
@@ -137,40 +138,40 @@ def healthy(folder: Path, *, held_out: bool) -> Healthy:
 
 def curves(folder: Path, *, held_out: bool, n: int, n_processes: int) -> list[Curve]:
     """Return all curves, each point of `n` splices of the series in turn."""
-    points = [(shape, noise, shift) for shape in SHAPES for noise in NOISES for shift in SHIFTS]
+    points = [(s, noise, size) for s in SHAPES for noise in NOISES for size in (RATIOS if noise == "own" else SHIFTS)]
     with ProcessPoolExecutor(n_processes) as pool:
         found = pool.map(_curve, [(folder, held_out, n, *point) for point in points])
         return list(track(found, "splices", total=len(points)))
 
 
 def _curve(given: tuple[Path, bool, int, Shape, str, float]) -> Curve:
-    folder, held_out, n, shape, noise, shift_sigmas = given
-    return curve(folder, held_out=held_out, n=n, shape=shape, noise=noise, shift_sigmas=shift_sigmas)
+    folder, held_out, n, shape, noise, size = given
+    return curve(folder, held_out=held_out, n=n, shape=shape, noise=noise, size=size)
 
 
-def curve(folder: Path, *, held_out: bool, n: int, shape: Shape, noise: str, shift_sigmas: float) -> Curve:
-    """Return one point, of n splices."""
-    delays, ratios, extra = [], [], 0
-    for duration_s, ratio in splices(
-        folder, held_out=held_out, n=n, shape=shape, noise=noise, shift_sigmas=shift_sigmas
-    ):
+def curve(folder: Path, *, held_out: bool, n: int, shape: Shape, noise: str, size: float) -> Curve:
+    """Return one point, of n splices; `size` is one of SHIFTS, or of RATIOS in a series' own noise."""
+    delays, sigmas, ratios, extra = [], [], [], 0
+    for duration_s, ratio, shift_sigmas in splices(folder, held_out=held_out, n=n, shape=shape, noise=noise, size=size):
         said = Chain().judges(Observed(duration_s=duration_s))
         after = [one for one in said if one.at >= _BEFORE]
         delays.append(_delay(after))
+        sigmas.append(shift_sigmas)
         ratios.append(ratio)
         extra += len(said) - min(len(after), 1)
+    typical = float(np.median(sigmas))
     found = [delay for delay in delays if np.isfinite(delay)]
     return Curve(
         shape=shape,
         noise=noise,
-        shift_sigmas=shift_sigmas,
+        shift_sigmas=typical,
         ratio=float(np.median(ratios)),
         n=n,
         recall=len(found) / n,
         recall_interval=wilson(len(found), n),
         delay=float(np.median(found)) if found else float("nan"),
         delay_interval=bootstrap(found, lambda values: float(np.median(values))),
-        bound=2 * log(FALSE_EVERY) / shift_sigmas**2,
+        bound=2 * log(FALSE_EVERY) / typical**2,
         extra_per_10000=1e4 * extra / (n * (_BEFORE + _AFTER)),
     )
 
@@ -180,9 +181,9 @@ def _delay(said: Sequence[Detection]) -> float:
 
 
 def splices(
-    folder: Path, *, held_out: bool, n: int, shape: Shape, noise: str, shift_sigmas: float
-) -> Iterator[tuple[FloatArray, float]]:
-    """Yield n series of seconds with a shift from iteration 120 on, and how many times as long they then take."""
+    folder: Path, *, held_out: bool, n: int, shape: Shape, noise: str, size: float
+) -> Iterator[tuple[FloatArray, float, float]]:
+    """Yield n series of seconds with a shift from iteration 120 on, and its size as a ratio and in sigmas of noise."""
     names = series_names(folder, held_out=held_out)
     noises = [read_noise(folder, name) for name in names]
     series = [read_times(folder, name) for name in names]
@@ -193,8 +194,8 @@ def splices(
         place = long_enough[number % len(long_enough)]
         healthy_s = _own(series[place], random) if noise == "own" else _drawn(noises[place], random, _CV[noise])
         sigma = float(wide_scale(residuals_of(np.log(healthy_s[:_BEFORE]))))
-        logs = shift_sigmas * sigma * _strength(shape)
-        yield healthy_s * np.exp(logs), float(np.exp(shift_sigmas * sigma))
+        log_ratio = log(size) if noise == "own" else size * sigma
+        yield healthy_s * np.exp(log_ratio * _strength(shape)), float(np.exp(log_ratio)), log_ratio / sigma
 
 
 def _own(times_s: FloatArray, random: np.random.Generator) -> FloatArray:

@@ -66,9 +66,16 @@ def print_real(console: Console, said: Healthy, curves: Sequence[Curve]) -> None
     for spell in said.spells:
         kind = "information" if spell.is_information else "false"
         console.print(f"    {kind}: {spell.series}, since {spell.onset}, known at {spell.detected}")
-    shifts = sorted({curve.shift_sigmas for curve in curves})
-    table = Table(title="shifts in real noise: recall, median delay (bound)", title_justify="left")
-    for name in ("shape", "noise", *(f"{shift:g} sigma" for shift in shifts), "extra / 10,000"):
+    own = [curve for curve in curves if curve.noise == "own"]
+    drawn = [curve for curve in curves if curve.noise != "own"]
+    print_curves(console, "shifts of a size in a series as it is", own, [f"x{c.ratio:g}" for c in own])
+    print_curves(console, "shifts in noise drawn anew", drawn, [f"{c.shift_sigmas:.2g} sigma" for c in drawn])
+
+
+def print_curves(console: Console, title: str, curves: Sequence[Curve], sizes: Sequence[str]) -> None:
+    """Print one line per shape and noise, one column per size."""
+    table = Table(title=f"{title}: recall, median delay (bound)", title_justify="left")
+    for name in ("shape", "noise", *dict.fromkeys(sizes), "extra / 10,000"):
         table.add_column(name, justify="right")
     for shape, noise in dict.fromkeys((curve.shape, curve.noise) for curve in curves):
         line = [curve for curve in curves if (curve.shape, curve.noise) == (shape, noise)]

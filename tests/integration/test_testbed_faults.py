@@ -32,7 +32,7 @@ MOST_LATE = 25  # 10 good iterations are asked for; samples and a backlog may hi
 # Four ranks, four agents, broker and worker share two processors, and are in each other's way for a few milliseconds:
 # GPUs work for so long in an iteration that this is little, and still it is a hundredth of what it is in truth.
 ON_GPU = Workload(dp=4, forward_ms=6.0)
-ON_HOST = Workload(dp=4, forward_ms=9.0, host_ms=1.5)
+ON_HOST = Workload(dp=4, forward_ms=9.0, host_ms=3.0)
 # More in one call than sockets take in at once, and each node in two groups, so that its link can be told from others.
 ON_NETWORK = Workload(tp=2, dp=2, forward_ms=6.0, dp_bytes=524_288, dp_calls=2)
 # More in one read than the kernel lets through at once under the limit.

@@ -182,9 +182,9 @@ FAULTS: dict[str, EpisodeClass] = {
     "nic_intermittent": _entry(_intermittent, slow_nic, 0.04),
     "link_step": _entry(_step, slow_link, 0.06),
     "link_ramp": _entry(_ramp, slow_link, 0.02),
-    "network_from_start": _entry(_from_start, any_network, 0.03),
+    "network_from_start": _entry(_from_start, any_network, 0.03, 900),
     "job_step": _entry(_step, slow_job, 0.03),
-    "disturbed_step": EpisodeClass(_disturbed, 0.04),
+    "disturbed_step": EpisodeClass(_disturbed, 0.04, 650),
     "compound_two": EpisodeClass(partial(_compound, n_faults=2), 0.03, 400),
     "compound_three": EpisodeClass(partial(_compound, n_faults=3), 0.01, 300),
 }

@@ -59,11 +59,15 @@ def is_probed(pid: int, path: Path) -> bool:
 
 
 def check_last_calls(seen: JobEvents, truth: RankTruth) -> None:
-    """Assert that what was seen is the end of what a rank did, without a gap."""
+    """Assert that what was seen is the end of what a rank did, without a gap.
+
+    Probes are placed one after the other, so of the iterations at the very beginning only some functions are seen.
+    """
     rows, row_of = seen_calls(seen, truth.rank)
     calls = truth.calls[-len(row_of) :]
-    assert (rows.op[row_of] == OP_OF[calls["function"]]).all()
-    assert (rows.bytes[row_of] == call_bytes(calls)).all()
+    is_equal = (rows.op[row_of] == OP_OF[calls["function"]]) & (rows.bytes[row_of] == call_bytes(calls))
+    n_partial = int(np.flatnonzero(~is_equal)[-1]) + 1 if not is_equal.all() else 0
+    assert n_partial <= 2 * len(truth.calls) / len(truth.iterations)
     for comm, op in {(int(comm), int(op)) for comm, op in zip(rows.comm, rows.op, strict=True)}:
         own = rows.take((rows.comm == comm) & (rows.op == op))
         assert own.first_seq.tolist() == (np.cumsum(own.count) - own.count).tolist()

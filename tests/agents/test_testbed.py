@@ -219,11 +219,11 @@ def scatter_us(testbed: Testbed, truth: RankTruth) -> AnyArray:
 
 Fault = Callable[[Testbed], AbstractContextManager[None]]
 PLAIN = Workload(dp=4, forward_ms=2)
-HOSTED = Workload(dp=4, forward_ms=2, host_ms=2)
+HOSTED = Workload(dp=4, forward_ms=2, host_ms=3)
 READING = Workload(dp=4, forward_ms=2, read_bytes=1 << 20)
 BITING: dict[str, tuple[Workload, Fault]] = {
     "quota": (HOSTED, lambda testbed: faults.cpu_quota(testbed, 2, share=0.03, period_ms=50)),
-    "hog": (HOSTED, lambda testbed: faults.cpu_hog(testbed, 2, hogs=4)),
+    "hog": (HOSTED, lambda testbed: faults.cpu_hog(testbed, 2, hogs=4, favour=8)),
     "stops": (PLAIN, lambda testbed: faults.stopped_in_bursts(testbed, 2, stopped_ms=20, running_ms=20)),
     "link": (PLAIN, lambda testbed: faults.slow_link(testbed, 2, bits_per_s=300e6)),
     "gpu": (PLAIN, lambda testbed: faults.slow_gpu(testbed, 2, factor=1.6)),

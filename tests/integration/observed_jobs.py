@@ -225,16 +225,16 @@ def _before_broker_and_worker() -> Iterator[None]:
 @contextmanager
 def _before_other_sessions() -> Iterator[None]:
     """Have the machine for ourselves, where the kernel shares it out between sessions before it looks at niceness."""
-    before = _AUTOGROUP.read_text().split()[-1] if _AUTOGROUP.exists() else None  # "/autogroup-71 nice 0"
+    told = _AUTOGROUP.read_text().split() if _AUTOGROUP.exists() else []  # "/autogroup-71 nice 0", or nothing
     with suppress(OSError):  # a container may show it read-only
-        if before is not None:
+        if told:
             _AUTOGROUP.write_text("-20")
     try:
         yield
     finally:
         with suppress(OSError):
-            if before is not None:
-                _AUTOGROUP.write_text(before)
+            if told:
+                _AUTOGROUP.write_text(told[-1])
 
 
 def is_recovered(alert: Alert) -> bool:

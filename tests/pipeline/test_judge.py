@@ -80,6 +80,20 @@ def test_a_slowdown_below_ten_percent_is_information_about_the_job() -> None:
     }
 
 
+def test_a_gpu_that_slows_down_just_after_the_whole_job_did_is_found_as_soon() -> None:
+    second = ONSET + 5
+
+    def slowdown(iteration: int) -> FloatArray:
+        factors = np.full(64, 1.08 if iteration >= ONSET else 1.0)
+        factors[CULPRIT] *= 2.0 if iteration >= second else 1.0
+        return factors
+
+    firing = next(a for a in judged(records(job(), slowdown)) if a.severity is not Severity.INFO)
+    assert (firing.kind, firing.component.name.gpu) == (Kind.SLOW_GPU, "GPU-00021")
+    assert firing.detected_iteration - second <= 3
+    assert firing.slowdown_ratio > 1.8
+
+
 def test_one_long_iteration_is_no_incident() -> None:
     assert judged(records(job(), lambda i: 6.0 if i % 37 == 36 else 1.0)) == []
 

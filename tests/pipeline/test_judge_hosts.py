@@ -47,6 +47,19 @@ def since_onset(rows: IterationRows) -> BoolArray:
     return found
 
 
+def test_whether_a_late_host_is_the_reason_is_waited_for_where_it_may_be() -> None:
+    """Its times vary so much that the first iterations cannot tell, while the GPU's tell at once that it was late."""
+    random = np.random.default_rng(5)
+
+    def change(rows: IterationRows, is_culprit: BoolArray) -> IterationRows:
+        late_s = 0.07 * random.standard_normal(len(rows)) + np.where(is_culprit & since_onset(rows), 0.2, 0.0)
+        return rows.replace(host_wait_s=rows.host_wait_s - late_s)
+
+    firing = judged(1.3, change)[0]
+    assert (firing.kind, firing.component.name.node) == (Kind.SLOW_HOST, NODE)
+    assert 3 < firing.detected_iteration - ONSET <= 8
+
+
 KEPT = [
     ("stopped_ratio", "a debugger, checkpointer or operator that stops the process"),
     ("throttled_ratio", "CPU quota of its container or control group"),

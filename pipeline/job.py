@@ -16,18 +16,17 @@ from pipeline.history import History
 from pipeline.imbalance import find_imbalance
 from pipeline.incidents import WORKLOAD, IncidentBook, JobIdentity, whole_job
 from pipeline.judge_params import JudgeParams
-from pipeline.links import LinkSearch
-from pipeline.observer import FrameSummary, Observer
-from pipeline.ranks import RankSearch
+from pipeline.observer import Observer
+from pipeline.search import Search
 from pipeline.structure import Structure
+from pipeline.summary import summary
 from pipeline.suspect import Span, Suspect
-from pipeline.throttling import rarely_throttled
 from pipeline.topology import Topology
 from pipeline.watch import JobWatch, ScaledWatch
 from schemas.alerts import Alert, Evidence, Kind, Resolution
 from schemas.events import Sensor
 from schemas.iterations import IterationBatch, Quality
-from schemas.table import BoolArray, FloatArray, IntArray
+from schemas.table import FloatArray, IntArray
 
 _NOT_COMPARABLE = int(Quality.INCOMPLETE | Quality.OTHER_WORK | Quality.PAUSED)
 _BALANCED_LOOKS = 3
@@ -128,7 +127,7 @@ class Job:
             yield from self._look_at_peers(structure)
         yield from self._reconsider()
         yield from self._look_at_balance(structure)
-        self.observer.frame_judged(self._summary(frame, duration_s, usable, structure))
+        self.observer.frame_judged(summary(self.identity, frame, duration_s, usable, structure, self._reference_s()))
 
     def _doubt(self, alert: Alert) -> None:
         """Look for another culprit, where one has recovered and its job is as slow as before."""
@@ -213,10 +212,11 @@ class Job:
             min(self.params.explained_share * gained_s, worth_s),
             0.5 * (self.params.least_slowdown - 1) * change.before_s,
         )
-        suspects = self._suspects(span, structure, least_s)
+        search = self._search(structure)
+        suspects = search.find(span, least_s)
         if not suspects and not self.sensors & (Sensor.GPU | Sensor.SPAN):
             watch = JobWatch(change.before_s, 1.25 * gained_s)
-            suspects = self._rank_search(structure).by_telemetry(span, gained_s, watch)
+            suspects = search.by_telemetry(span, gained_s, watch)
         if now < inquiry.deadline and not (suspects and all(suspect.is_clear for suspect in suspects)):
             return
         self._inquiry = None
@@ -226,9 +226,7 @@ class Job:
         if not suspects:
             watch = JobWatch(change.before_s)
             capped = JobWatch(change.before_s, 1.25 * gained_s)
-            suspects = self._rank_search(structure).by_telemetry(span, gained_s, capped) or [
-                self._slow_job(change, gained_s, watch)
-            ]
+            suspects = search.by_telemetry(span, gained_s, capped) or [self._slow_job(change, gained_s, watch)]
         for suspect in suspects:
             felt = _felt(suspect, gained_s)
             onset_iteration = self.history.iteration_at(change.onset)
@@ -268,47 +266,34 @@ class Job:
         span = Span(start=now - self.params.window_frames, stop=now)
         duration_s = float(np.median(self.history.durations(span.start, span.stop)))
         share = 1 - 1 / self.params.accused_slowdown
-        for suspect in self._suspects(span, structure, share * duration_s, links=now % (2 * stride) == 0):
-            effect_s = min(suspect.excess_s, self._beyond_other_stages(suspect, span, structure))
+        search = self._search(structure)
+        for suspect in search.find(span, share * duration_s, links=now % (2 * stride) == 0):
+            effect_s = min(suspect.excess_s, search.beyond_other_stages(suspect, span))
             if effect_s < share * duration_s:
                 self.observer.counted("suspects_absorbed", 1)
                 continue
-            onset = self._since(suspect, now)
+            onset = search.since(suspect)
             from_start = onset <= self.history.first and self.history.first == 0
             iteration = self.first_iteration if from_start else self.history.iteration_at(onset)
             assert iteration is not None
             yield from self._open(_felt(suspect, effect_s), onset, iteration, duration_s - effect_s, 0.95)
 
-    def _beyond_other_stages(self, suspect: Suspect, span: Span, structure: Structure) -> float:
-        """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
-        ranks = np.array([number for what, number in suspect.claims if what == "rank"])
-        compute = self.history.compute(span.start, span.stop)
-        if suspect.kind is Kind.SLOW_LINK or len(ranks) == 0 or not np.isfinite(compute).any():
-            return suspect.excess_s
-        by_group = np.nanmedian(_or_zero(structure.groups.lower_median(compute)), axis=0)
-        own = float(np.median(np.max(_or_zero(compute[:, ranks]), axis=1)))  # of ranks in turns, the last one counts
-        return max(own - float(by_group.max(initial=0.0)), 0.0)
+    def _search(self, structure: Structure) -> Search:
+        return Search(
+            self.history,
+            self.topology,
+            structure,
+            self.params,
+            self.sensors,
+            self._throttle,
+            self.book.claimed(),
+        )
 
-    def _since(self, suspect: Suspect, now: int) -> int:
-        """Return the frame since which the suspect has been slow, looking back over all that is held."""
-        first = self.history.first
-        excess = suspect.watch.excess(self.history, first, now)
-        smooth = np.array([np.nanmedian(_or_zero(excess[max(0, i - 1) : i + 2])) for i in range(len(excess))])
-        good = np.flatnonzero(smooth < 0.5 * suspect.excess_s)
-        return first + (int(good[-1]) + 1 if len(good) else 0)
-
-    def _suspects(
-        self, span: Span, structure: Structure, least_excess_s: float, *, links: bool = True
-    ) -> list[Suspect]:
-        claimed = self.book.claimed()
-        found = self._rank_search(structure).find(span, least_excess_s)
-        if links and self.sensors & (Sensor.GPU | Sensor.SPAN):
-            found += LinkSearch(self.history, self.topology, structure.paths, self.params).find(span, least_excess_s)
-        return sorted((s for s in found if not s.claims & claimed), key=lambda s: -s.excess_s)
-
-    def _rank_search(self, structure: Structure) -> RankSearch:
-        source = "span" if self.sensors & Sensor.SPAN else "gpu"
-        return RankSearch(self.history, self.topology, structure, self.params, rarely_throttled(self._throttle), source)
+    def _reference_s(self) -> float:
+        """Return the healthy iteration time."""
+        reference = [i.reference_s for i in self.book.open.values() if i.kind not in WORKLOAD]
+        start = max(self.changes.level_start, self.history.n_frames - self.params.reference_frames)
+        return reference[0] if reference else float(np.median(self.history.durations(start, self.history.n_frames)))
 
     def _open(
         self, suspect: Suspect, onset_frame: int, onset_iteration: int, reference_s: float, certainty: float
@@ -356,27 +341,6 @@ class Job:
             0.95,
         )
 
-    def _summary(self, frame: Frame, duration_s: float, usable: BoolArray, structure: Structure) -> FrameSummary:
-        compute = np.where(usable, frame.signal(Signal.COMPUTE), np.nan)
-        if not np.isfinite(compute).any():
-            compute = np.where(usable, frame.signal(Signal.DURATION) - frame.signal(Signal.HOST_WAIT), np.nan)
-        usual = structure.groups.to_ranks(structure.groups.lower_median(compute))
-        reference = [i.reference_s for i in self.book.open.values() if i.kind not in WORKLOAD]
-        start = max(self.changes.level_start, self.history.n_frames - self.params.reference_frames)
-        level_s = float(np.median(self.history.durations(start, self.history.n_frames)))
-        return FrameSummary(
-            job_id=self.identity.job_id,
-            incarnation=self.identity.incarnation,
-            iteration=frame.iteration,
-            end_ns=frame.end_ns,
-            iteration_s=duration_s,
-            reference_s=reference[0] if reference else level_s,
-            rank_slowdown=compute / np.where(usual > 0, usual, np.nan),
-            node=structure.node,
-            gpu=structure.gpu,
-            missing_ranks=frame.missing,
-        )
-
 
 def _felt(suspect: Suspect, effect_s: float) -> Suspect:
     """Return the suspect with no more excess than the job feels."""
@@ -389,7 +353,3 @@ def _felt(suspect: Suspect, effect_s: float) -> Suspect:
 def _median(values: FloatArray) -> float:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else float("nan")
-
-
-def _or_zero(values: FloatArray) -> FloatArray:
-    return np.nan_to_num(values, nan=0.0)

@@ -1,0 +1,64 @@
+"""By how much ranks outlast their peers, or their own past where they have too few peers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.groups import Groups, quiet_median, robust_scale
+from pipeline.suspect import FEWEST_REFERENCE
+from schemas.table import BoolArray, FloatArray
+
+_FEWEST_PEERS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Excess:
+    """Per rank, (world_size,): seconds beyond the peers, their standard error, and what was usual before."""
+
+    seconds: FloatArray
+    error: FloatArray
+    usual: FloatArray
+    by_peers: BoolArray
+    level: FloatArray
+
+    @property
+    def z(self) -> FloatArray:
+        """Signal over noise."""
+        return self.seconds / np.maximum(self.error, 1e-9)
+
+
+def beyond_peers(values: FloatArray, groups: Groups) -> FloatArray:
+    """Return values (n, world_size) less the lower median of the peers; NaN in frames with fewer than three of them."""
+    enough = groups.known(values) >= _FEWEST_PEERS
+    return np.where(enough, values - groups.to_ranks(groups.lower_median(values)), np.nan)
+
+
+def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Excess:
+    """Compare values (n, world_size) with the peers in each frame, and with reference (b, world_size), b may be 0.
+
+    Ranks with fewer than three peers, themselves included, are compared with their past and the job's common change.
+    """
+    n, b = len(values), len(reference)
+    beyond = beyond_peers(values, groups)
+    level = quiet_median(values)
+    by_peers = groups.known(level) >= _FEWEST_PEERS
+    noise = robust_scale(beyond) if n >= FEWEST_REFERENCE else np.full(values.shape[1], np.nan)
+    usual = np.zeros(values.shape[1])
+    if b >= FEWEST_REFERENCE:
+        before = beyond_peers(reference, groups)
+        usual = np.nan_to_num(quiet_median(before))
+        noise = np.fmax(noise, robust_scale(before))
+        own = quiet_median(reference)
+        change = level / own
+        common = np.nanmedian(change) if np.isfinite(change).any() else 1.0
+        alone = (change - common) * own
+        usual = np.where(by_peers, usual, own)
+        own_noise = robust_scale(reference)
+        noise = np.where(by_peers, noise, np.fmax(own_noise, 0.0))
+    else:
+        alone = np.full(values.shape[1], np.nan)
+    pooled = np.nanmedian(noise) if np.isfinite(noise).any() else np.nan
+    seen = np.maximum(np.count_nonzero(np.isfinite(np.where(by_peers, beyond, values)), axis=0), 1)
+    error = 1.253 * np.fmax(noise, pooled) * np.sqrt(1 / seen + (1 / b if b else 0.0))
+    seconds = np.where(by_peers, quiet_median(beyond) - np.where(by_peers, usual, 0.0), alone)
+    return Excess(seconds, error, usual, by_peers, level)

@@ -1,0 +1,70 @@
+"""The search for components that are slower than they should be, over ranks, links and telemetry alike."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.history import History
+from pipeline.judge_params import JudgeParams
+from pipeline.links import LinkSearch
+from pipeline.ranks import RankSearch
+from pipeline.structure import Structure
+from pipeline.suspect import Span, Suspect
+from pipeline.throttling import rarely_throttled
+from pipeline.topology import Topology
+from pipeline.watch import JobWatch
+from schemas.alerts import Kind
+from schemas.events import Sensor
+from schemas.table import FloatArray, IntArray
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """Looks through what one job's history holds, as of its latest frame."""
+
+    history: History
+    topology: Topology
+    structure: Structure
+    params: JudgeParams
+    sensors: Sensor
+    throttle: IntArray  # (world_size,) reasons in the latest frame
+    claimed: frozenset[tuple[str, int]]  # what open incidents explain already
+
+    def find(self, span: Span, least_excess_s: float, *, links: bool = True) -> list[Suspect]:
+        """Return suspects that add at least `least_excess_s` to an iteration, the worst first."""
+        found = self._ranks().find(span, least_excess_s)
+        if links and self.sensors & (Sensor.GPU | Sensor.SPAN):
+            paths = self.structure.paths
+            found += LinkSearch(self.history, self.topology, paths, self.params).find(span, least_excess_s)
+        return sorted((s for s in found if not s.claims & self.claimed), key=lambda s: -s.excess_s)
+
+    def by_telemetry(self, span: Span, excess_s: float, watch: JobWatch) -> list[Suspect]:
+        """Return who the telemetry alone makes a suspect of a slowdown that no time can attribute."""
+        return self._ranks().telemetry.suspects(span, excess_s, watch)
+
+    def beyond_other_stages(self, suspect: Suspect, span: Span) -> float:
+        """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
+        ranks = np.array([number for what, number in suspect.claims if what == "rank"])
+        compute = self.history.compute(span.start, span.stop)
+        if suspect.kind is Kind.SLOW_LINK or len(ranks) == 0 or not np.isfinite(compute).any():
+            return suspect.excess_s
+        by_group = np.nanmedian(_or_zero(self.structure.groups.lower_median(compute)), axis=0)
+        own = float(np.median(np.max(_or_zero(compute[:, ranks]), axis=1)))  # of ranks in turns, the last one counts
+        return max(own - float(by_group.max(initial=0.0)), 0.0)
+
+    def since(self, suspect: Suspect) -> int:
+        """Return the frame since which the suspect has been slow, looking back over all that is held."""
+        first = self.history.first
+        excess = suspect.watch.excess(self.history, first, self.history.n_frames)
+        smooth = np.array([np.nanmedian(_or_zero(excess[max(0, i - 1) : i + 2])) for i in range(len(excess))])
+        good = np.flatnonzero(smooth < 0.5 * suspect.excess_s)
+        return first + (int(good[-1]) + 1 if len(good) else 0)
+
+    def _ranks(self) -> RankSearch:
+        source = "span" if self.sensors & Sensor.SPAN else "gpu"
+        throttled = rarely_throttled(self.throttle)
+        return RankSearch(self.history, self.topology, self.structure, self.params, throttled, source)
+
+
+def _or_zero(values: FloatArray) -> FloatArray:
+    return np.nan_to_num(values, nan=0.0)

@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 UV_VERSION := 0.13.9
+BASELINES_LOCK := benchmarks/quality/baselines/requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools check test unit demo bench overhead quality lock clean
+.PHONY: help setup tools baselines check test unit demo bench overhead quality lock clean
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
@@ -16,16 +17,18 @@ setup: $(VENV)/.installed ## Create .venv with the locked dependencies and both 
 
 tools: $(VENV)/.tools ## Bring what the integration tests start: Java and Maven for Apache Kafka, Prometheus
 
+baselines: $(VENV)/.baselines ## Bring the published detectors that ours is compared with, apart from the environment
+
 check: setup ## Lint, formatting, types and import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check tools ## Everything: check, then all tests, Apache Kafka and Prometheus included
+test: check tools baselines ## Everything: check, then all tests, Apache Kafka and Prometheus included
 	$(BIN)/pytest
 
-unit: setup ## The tests that start no broker
+unit: setup baselines ## The tests that start no broker
 	$(BIN)/pytest -m "not broker"
 
 demo: setup ## A simulated job with three faults, each found, explained and resolved, in 90 seconds
@@ -40,9 +43,11 @@ overhead: setup ## Measure what observing costs a real process, as root, in 8 mi
 quality: setup ## Judge the labelled corpus and real series; scores go to build/quality.json (hours; goes on where it stopped)
 	$(BIN)/python -m benchmarks.quality --part all
 
-lock: $(UV) ## Renew requirements.lock from pyproject.toml
+lock: $(UV) ## Renew requirements.lock, and that of the baselines, from pyproject.toml
 	$(UV) pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade --generate-hashes \
 		--no-emit-index-url --no-annotate --custom-compile-command "make lock" --quiet -o requirements.lock
+	$(UV) pip compile --group baselines --no-deps --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-annotate --custom-compile-command "make lock" --quiet -o $(BASELINES_LOCK)
 
 clean: ## Remove .venv, caches and build results
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -55,6 +60,10 @@ $(UV):
 $(VENV)/.installed: requirements.lock pyproject.toml | $(UV)
 	$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+$(VENV)/.baselines: $(BASELINES_LOCK) | $(VENV)/.installed
+	$(UV) pip sync --quiet --python $(BIN)/python --target $(VENV)/baselines --require-hashes $(BASELINES_LOCK)
 	@touch $@
 
 $(VENV)/.tools: deploy/debian.sh | $(UV)

@@ -11,7 +11,7 @@ only where the means of the segments beside it differ by more than a tenth of th
 cleared, as the artefact does once it has profiled. Changes to faster are reported as well.
 
 Differences: the Markov chain has a fixed seed, so that a run repeats; no look at fewer than 20 values; where a chain
-ends in NaN (one in fifty does with outliers switched on) it is tried again with another seed, as the artefact does not.
+ends in NaN (about 6 % do with outliers switched on) it is tried again with another seed, as the artefact does not.
 
 Cannot see: jobs slow from the start; stairs and ramps of steps below a tenth; who is slow. A severe but short fault is
 taken for outliers. About 0.2 s of computation a look.

@@ -7,6 +7,7 @@ import numpy as np
 from pipeline.groups import Groups, quiet_median
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
+from pipeline.notes import NO_NOTES, Notes
 from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
 from schemas.table import FloatArray, IntArray
 
@@ -26,7 +27,7 @@ class Imbalance:
 
 
 def find_imbalance(
-    history: History, groups: Groups, stages: IntArray, params: JudgeParams, stop: int
+    history: History, groups: Groups, stages: IntArray, params: JudgeParams, stop: int, notes: Notes = NO_NOTES
 ) -> Imbalance | None:
     """Return the imbalance that costs most, if either is beyond its bound in the last frames before `stop`."""
     start = max(history.first, stop - 2 * params.imbalance_frames)
@@ -35,13 +36,13 @@ def find_imbalance(
         return None
     found = [
         imbalance
-        for imbalance in (_stage(compute, stages, params), _data(compute, groups, params))
+        for imbalance in (_stage(compute, stages, params, notes), _data(compute, groups, params, notes))
         if imbalance is not None
     ]
     return max(found, key=lambda imbalance: imbalance.excess_s, default=None)
 
 
-def _stage(compute: FloatArray, stages: IntArray, params: JudgeParams) -> Imbalance | None:
+def _stage(compute: FloatArray, stages: IntArray, params: JudgeParams, notes: Notes) -> Imbalance | None:
     level = quiet_median(compute)
     numbers = np.unique(stages)
     if len(numbers) < 2:
@@ -54,6 +55,8 @@ def _stage(compute: FloatArray, stages: IntArray, params: JudgeParams) -> Imbala
     longest = int(np.argmax(by_stage))
     others = float(np.median(np.delete(by_stage, longest)))
     ratio = float(by_stage[longest] / others)
+    excess_s = float(by_stage[longest] - by_stage.mean())
+    notes.balanced(f"stage {numbers[longest]}", ratio, params.stage_imbalance_ratio, excess_s)
     if ratio < params.stage_imbalance_ratio:
         return None
     name = ComponentName(type=ComponentType.STAGE, stage=int(numbers[longest]))
@@ -61,7 +64,7 @@ def _stage(compute: FloatArray, stages: IntArray, params: JudgeParams) -> Imbala
         kind=Kind.STAGE_IMBALANCE,
         component=Component(type=ComponentType.STAGE, name=name, candidates=(name,)),
         ratio=ratio,
-        excess_s=float(by_stage[longest] - by_stage.mean()),
+        excess_s=excess_s,
         evidence=Evidence(
             what=f"computation of stage {numbers[longest]} per iteration",
             value=float(by_stage[longest]),
@@ -72,7 +75,7 @@ def _stage(compute: FloatArray, stages: IntArray, params: JudgeParams) -> Imbala
     )
 
 
-def _data(compute: FloatArray, groups: Groups, params: JudgeParams) -> Imbalance | None:
+def _data(compute: FloatArray, groups: Groups, params: JudgeParams, notes: Notes) -> Imbalance | None:
     spread = groups.spread(compute)  # (n, n_groups, largest)
     known = np.isfinite(spread)
     whole = np.flatnonzero(known.all(axis=0).sum(axis=-1) >= _FEWEST_PEERS)
@@ -85,6 +88,9 @@ def _data(compute: FloatArray, groups: Groups, params: JudgeParams) -> Imbalance
     winners = spread.argmax(axis=-1)
     share = np.array([np.bincount(w).max() / len(w) for w in winners.T])
     uneven = (ratio >= params.data_imbalance_ratio) & (share <= _TOP_SHARE)
+    excess_s = np.median(slowest - middle, axis=0)
+    top = int(ratio.argmax())
+    notes.balanced("ranks in turns", float(ratio[top]), params.data_imbalance_ratio, float(excess_s[top]))
     if np.count_nonzero(uneven) < 0.5 * len(whole):
         return None
     worst = int(np.argmax(np.where(uneven, ratio, -np.inf)))
@@ -93,7 +99,7 @@ def _data(compute: FloatArray, groups: Groups, params: JudgeParams) -> Imbalance
         kind=Kind.DATA_IMBALANCE,
         component=Component(type=ComponentType.JOB, name=name, candidates=(name,)),
         ratio=float(ratio[worst]),
-        excess_s=float(np.median(slowest[:, worst] - middle[:, worst])),
+        excess_s=float(excess_s[worst]),
         evidence=Evidence(
             what="slowest over median computation among peers, another rank each time",
             value=float(ratio[worst]),

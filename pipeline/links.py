@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.groups import quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
+from pipeline.notes import NO_NOTES, Notes
 from pipeline.paths import Paths
 from pipeline.suspect import Span, Suspect
 from pipeline.topology import Topology
@@ -42,6 +43,7 @@ class LinkSearch:
     topology: Topology
     paths: Paths
     params: JudgeParams
+    notes: Notes = NO_NOTES
 
     def find(self, span: Span, least_excess_s: float) -> list[Suspect]:
         """Return suspects that add at least `least_excess_s` to an iteration, the worst first."""
@@ -111,13 +113,16 @@ class LinkSearch:
             gain = capped[seen] ** 2 - np.where(slow[seen], 0.0, (capped[seen] - shift) ** 2)
             scores[name] = (float(np.sum(gain * weight[seen])), seen.tobytes())
         if not scores:
+            self.notes.links(None, scores, ratios.log_ratio, slow, self.paths.predicted)
             return None, np.zeros(0, np.int64)
         winner = max(scores, key=lambda name: scores[name][0])
         alike = [name for name in scores if scores[name][1] == scores[winner][1]]
         seen = self._telling(winner, open_, slow)
         rivals = [score for name, (score, _) in scores.items() if name not in alike]
         is_clear = max(rivals, default=-np.inf) < scores[winner][0] - _CLEAR
-        return replace(self._suspect(tuple(sorted(alike)), seen, ratios), is_clear=is_clear), seen
+        suspect = replace(self._suspect(tuple(sorted(alike)), seen, ratios), is_clear=is_clear)
+        self.notes.links(suspect, scores, ratios.log_ratio, slow, self.paths.predicted)
+        return suspect, seen
 
     def _telling(self, name: ComponentName, open_: BoolArray, slow: BoolArray) -> IntArray:
         """Return the transfers that a link would slow; small ones that are not slow say nothing of its bandwidth."""

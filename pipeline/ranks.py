@@ -13,9 +13,9 @@ from pipeline.excess import Excess, beyond_peers, rank_excess
 from pipeline.frames import Signal
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
+from pipeline.notes import NO_NOTES, Notes
 from pipeline.structure import Structure
 from pipeline.suspect import (
-    CLOCK_DROP,
     CLOCK_EVIDENCE,
     Span,
     Suspect,
@@ -44,6 +44,7 @@ class RankSearch:
     params: JudgeParams
     throttled: BoolArray  # (world_size,) a throttle reason that slows was seen in the latest frame
     compute_source: str = "gpu"  # or "span", where profiles say how long computation took
+    notes: Notes = NO_NOTES
     telemetry: Telemetry = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +64,7 @@ class RankSearch:
             suspects += found
             if not np.isfinite(host.seconds).any():
                 suspects += self._nodes_in_turns(compute, span, least_excess_s, taken)
+        self.notes.ranks(self, compute, host, suspects)
         return sorted(suspects, key=lambda s: -s.excess_s)
 
     def _busy_hosts(self, host: Excess, compute: Excess, span: Span, least_excess_s: float) -> list[Suspect]:
@@ -166,7 +168,7 @@ class RankSearch:
     def _gpus(self, ranks: IntArray, compute: Excess, span: Span, host: Excess) -> list[Suspect]:
         suspects, by_node = [], dict[str, list[int]]()
         clock, queue = self.telemetry.clock(span), self.telemetry.beyond_all(Signal.RUN_QUEUE, span)
-        is_kept = self.telemetry.is_kept(compute, span)
+        is_kept, slowed = self.telemetry.is_kept(compute, span), self.telemetry.is_slowed(span)
         with np.errstate(invalid="ignore"):
             may_be_host = (host.seconds >= EXPLAINED * compute.seconds) & (host.z >= _DOUBTFUL_Z)
         for rank in ranks.tolist():
@@ -178,9 +180,9 @@ class RankSearch:
                 continue
             in_turns = host_unseen and _take_turns(self._beyond(compute, span)[:, local])
             all_slow = host_unseen and len(local) >= 2 and len(members) >= 0.75 * len(local)
-            whole_node = in_turns or (all_slow and not self.throttled[of].any())
+            whole_node = in_turns or (all_slow and not slowed[of].any())
             queued = np.isfinite(queue[of]).any() and np.nanmax(queue[of]) >= QUEUE_RISE
-            if whole_node or is_kept[of].any() or (host_unseen and queued and not self.throttled[of].any()):
+            if whole_node or is_kept[of].any() or (host_unseen and queued and not slowed[of].any()):
                 of = local if in_turns else of
                 watch = replace(self._watch(of, compute, of_host=False), by_worst=in_turns)
                 suspects.append(self._host(node, of, compute, span, watch, (self.compute_source,)))
@@ -192,14 +194,16 @@ class RankSearch:
                     host_seen=bool(np.isfinite(host.seconds[rank])),
                     host_doubtful=bool(may_be_host[rank]),
                     clock=clock,
+                    slowed=bool(slowed[rank]),
                 )
                 for rank in members
             ]
         return suspects
 
-    def _gpu(self, rank: int, compute: Excess, *, host_seen: bool, host_doubtful: bool, clock: FloatArray) -> Suspect:
-        slow_clock = self.throttled[rank] or (np.isfinite(clock[rank]) and clock[rank] <= CLOCK_DROP)
-        is_gpu = (host_seen and not host_doubtful) or bool(slow_clock)
+    def _gpu(
+        self, rank: int, compute: Excess, *, host_seen: bool, host_doubtful: bool, clock: FloatArray, slowed: bool
+    ) -> Suspect:
+        is_gpu = (host_seen and not host_doubtful) or slowed
         name = gpu_name(self.topology, rank) if is_gpu else rank_name(self.topology, rank)
         kind = Kind.SLOW_GPU if name.type is ComponentType.GPU else Kind.SLOW_RANK
         evidence = [self._compute_evidence(rank, compute, "computation")]
@@ -218,7 +222,7 @@ class RankSearch:
             sources=tuple(sources),
             evidence=tuple(evidence),
             claims=frozenset({("rank", rank)}),
-            is_clear=not host_doubtful or bool(slow_clock),
+            is_clear=not host_doubtful or slowed,
         )
 
     def _compute_evidence(self, rank: int, excess: Excess, what: str) -> Evidence:

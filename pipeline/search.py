@@ -7,6 +7,7 @@ import numpy as np
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.links import LinkSearch
+from pipeline.notes import NO_NOTES, Notes
 from pipeline.ranks import RankSearch
 from pipeline.structure import Structure
 from pipeline.suspect import Span, Suspect
@@ -29,18 +30,30 @@ class Search:
     sensors: Sensor
     throttle: IntArray  # (world_size,) reasons in the latest frame
     claimed: frozenset[tuple[str, int]]  # what open incidents explain already
+    notes: Notes = NO_NOTES
 
     def find(self, span: Span, least_excess_s: float, *, links: bool = True) -> list[Suspect]:
         """Return suspects that add at least `least_excess_s` to an iteration, the worst first."""
+        self.notes.look(span, least_excess_s)
         found = self._ranks().find(span, least_excess_s)
         if links and self.sensors & (Sensor.GPU | Sensor.SPAN):
             paths = self.structure.paths
-            found += LinkSearch(self.history, self.topology, paths, self.params).find(span, least_excess_s)
+            found += LinkSearch(self.history, self.topology, paths, self.params, self.notes).find(span, least_excess_s)
+        self.notes.found(found, self.claimed)
         return sorted((s for s in found if not s.claims & self.claimed), key=lambda s: -s.excess_s)
 
     def by_telemetry(self, span: Span, excess_s: float, watch: JobWatch) -> list[Suspect]:
         """Return who the telemetry alone makes a suspect of a slowdown that no time can attribute."""
-        return self._ranks().telemetry.suspects(span, excess_s, watch)
+        telemetry = self._ranks().telemetry
+        found = telemetry.suspects(span, excess_s, watch)
+        self.notes.telemetry(telemetry, span, found)
+        return found
+
+    def by_clock(self, span: Span) -> list[Suspect]:
+        """Return GPUs that run at low clocks throughout: all that is known where computation is not seen."""
+        n_stages = len(np.unique(self.structure.stages[self.structure.stages >= 0]))
+        found = self._ranks().telemetry.standing(span, max(n_stages, 1))
+        return [suspect for suspect in found if not suspect.claims & self.claimed]
 
     def beyond_other_stages(self, suspect: Suspect, span: Span) -> float:
         """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
@@ -63,7 +76,7 @@ class Search:
     def _ranks(self) -> RankSearch:
         source = "span" if self.sensors & Sensor.SPAN else "gpu"
         throttled = rarely_throttled(self.throttle)
-        return RankSearch(self.history, self.topology, self.structure, self.params, throttled, source)
+        return RankSearch(self.history, self.topology, self.structure, self.params, throttled, source, self.notes)
 
 
 def _or_zero(values: FloatArray) -> FloatArray:

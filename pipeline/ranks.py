@@ -31,7 +31,8 @@ _FEWEST_TURNS = 4  # frames after which ranks of a slow host, late in turns, no 
 _TURNS_SHARE = 0.2  # of frames in which a rank has to be late to count as one of several that are
 _DOUBTFUL_Z = 3.0  # from which a late host may be the reason, though it need not be
 _SEEN_SHARE = 0.6  # of the frames in which a rank has to be comparable to be judged
-_HOST_BOUND = 0.5
+HOST_BOUND = 0.5  # of an iteration: a host that is busy for longer holds up its GPU
+LATE_SHARE = 0.75  # of the frames in which a rank has to be late to be late throughout
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +76,7 @@ class RankSearch:
         """
         duration_s = float(np.nanmedian(self.history.durations(span.start, span.stop)))
         with np.errstate(invalid="ignore"):
-            holds_up = host.level >= _HOST_BOUND * duration_s
+            holds_up = host.level >= HOST_BOUND * duration_s
             holds_up |= self._significant(compute, least_excess_s) & (host.seconds >= EXPLAINED * compute.seconds)
             slow = self._significant(host, least_excess_s) & holds_up
         slow &= self._persistent(host, span, of_host=True)
@@ -133,7 +134,7 @@ class RankSearch:
         with np.errstate(invalid="ignore"):
             n_late = np.count_nonzero(beyond > 0.5 * excess.seconds, axis=0)
         n_seen = np.count_nonzero(np.isfinite(beyond), axis=0)
-        share: BoolArray = (n_late >= 0.75 * n_seen) & (n_seen >= _SEEN_SHARE * len(values))
+        share: BoolArray = (n_late >= LATE_SHARE * n_seen) & (n_seen >= _SEEN_SHARE * len(values))
         return share
 
     def _watch(self, ranks: IntArray, excess: Excess, *, of_host: bool) -> RankWatch:

@@ -1,6 +1,6 @@
 """What NVML and the scheduler say of each rank: clocks, throttling, and what kept a process from running."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,13 +11,16 @@ from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.suspect import CLOCK_DROP, CLOCK_EVIDENCE, HOST_EVIDENCE, LEAST_HOST_RATIO, Span, Suspect
 from pipeline.topology import Topology, gpu_name
-from pipeline.watch import Watch
+from pipeline.watch import ClockWatch, Watch
 from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
 from schemas.table import BoolArray, FloatArray, IntArray
 
 QUEUE_RISE = 0.1
 EXPLAINED = 0.5  # of what a GPU is late, that its host has to be late by to be the reason
 _SAMPLE_S = 1.0  # that agents' samples are apart: of less time they tell a part only
+_COMPUTE_SHARE = 0.9  # of a healthy iteration without pipeline: the rest is communication
+_LASTING_SHARE = 0.75  # of the frames in which a clock has to be low to be low throughout
+_SEEN_SHARE = 0.6  # of the frames in which it has to be known
 _KEPT = (Signal.BLOCKED, Signal.STOPPED, Signal.THROTTLED)  # no process brings these upon itself by waiting for its GPU
 
 
@@ -35,6 +38,48 @@ class Telemetry:
         level = quiet_median(self.history.clock(span.start, span.stop))
         middle = np.nanmedian(level) if np.isfinite(level).any() else np.nan
         return level / middle
+
+    def is_slowed(self, span: Span) -> BoolArray:
+        """Return (world_size,): whose clock is low, or has just become so, or is unknown while it is being throttled.
+
+        A throttle reason beside a clock that is as high as everybody's slows nothing: cards report their power cap
+        whenever they touch it.
+        """
+        clock = self.clock(span)
+        latest = self.clock(Span(start=max(span.start, span.stop - 2), stop=span.stop))
+        with np.errstate(invalid="ignore"):
+            is_low = (clock <= CLOCK_DROP) | (self.throttled & (latest <= CLOCK_DROP))
+        is_slowed: BoolArray = is_low | (self.throttled & ~np.isfinite(clock))
+        return is_slowed
+
+    def standing(self, span: Span, n_stages: int) -> list[Suspect]:
+        """Return GPUs that were throttled to low clocks throughout, whatever the past: what they cost is estimated.
+
+        A pipeline of n stages that has twice as many micro-batches keeps each of them busy for 2n of 3n - 1 turns.
+        """
+        clock = self.history.clock(span.start, span.stop)
+        seen = np.isfinite(clock)
+        with np.errstate(invalid="ignore"):
+            is_low = clock <= CLOCK_DROP * quiet_median(clock.T)[:, None]
+        n_seen, n_low = (np.count_nonzero(flags, axis=0) for flags in (seen, is_low))
+        lasting = (n_low >= _LASTING_SHARE * n_seen) & (n_seen >= _SEEN_SHARE * len(clock))
+        ranks = np.flatnonzero(lasting & self.throttled)
+        if len(ranks) > max(1, len(lasting) // 4):
+            return []  # so many are no exception
+        share = _COMPUTE_SHARE * 2 * n_stages / (3 * n_stages - 1)
+        level = self.clock(span)
+        found = []
+        for rank in ranks.tolist():
+            watch = ClockWatch(np.array([rank]), share)
+            excess_s = float(np.nanmedian(watch.excess(self.history, span.start, span.stop)))
+            evidence = [
+                Evidence(what=CLOCK_EVIDENCE, value=float(level[rank]), unit="ratio", reference=1.0, source="nvml"),
+                Evidence(what="computation's part of an iteration: assumed", value=share, unit="ratio"),
+            ]
+            names = {gpu_name(self.topology, rank)}
+            suspect = self._suspect(Kind.SLOW_GPU, names, np.array([rank]), excess_s, watch, evidence)
+            found.append(replace(suspect, sources=("nvml",)))
+        return found
 
     def is_kept(self, compute: Excess, span: Span) -> BoolArray:
         """Return (world_size,): whether the kernel let a process not run for half of what its GPU is late, or more.
@@ -73,9 +118,7 @@ class Telemetry:
 
     def suspects(self, span: Span, excess_s: float, watch: Watch) -> list[Suspect]:
         """Return who the telemetry alone makes a suspect of a slowdown that no time can attribute: never a proof."""
-        clock = self.clock(span)
-        with np.errstate(invalid="ignore"):
-            slow = np.flatnonzero(self.throttled | (clock <= CLOCK_DROP))
+        clock, slow = self.clock(span), np.flatnonzero(self.is_slowed(span))
         names = {gpu_name(self.topology, int(r)) for r in slow}
         if 0 < len(names) <= max(1, len(clock) // 4):
             known = clock[slow][np.isfinite(clock[slow])]

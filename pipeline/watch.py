@@ -90,3 +90,23 @@ class ScaledWatch:
     def excess(self, history: History, start: int, stop: int) -> FloatArray:
         """Return the part that is felt."""
         return self.factor * self.watch.excess(history, start, stop)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClockWatch:
+    """GPUs whose clocks lag those of the job's other GPUs: what a healthy iteration would lack of the present one.
+
+    ranks (n,); share is what of a healthy iteration is computation at the clock's pace.
+    """
+
+    ranks: IntArray
+    share: float
+
+    def excess(self, history: History, start: int, stop: int) -> FloatArray:
+        """Return the part of the iteration that the slowest of the clocks adds; NaN where no clock was seen."""
+        clock = history.clock(start, stop)
+        own = np.where(np.isfinite(clock[:, self.ranks]), clock[:, self.ranks], np.inf).min(axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            slower = self.share * np.maximum(quiet_median(clock.T) / own - 1, 0.0)
+        added = history.durations(start, stop) * slower / (1 + slower)
+        return np.where(np.isfinite(own), added, np.nan)

@@ -20,7 +20,7 @@ from pipeline.observer import Observer
 from pipeline.search import Search
 from pipeline.structure import Structure
 from pipeline.summary import summary
-from pipeline.suspect import Span, Suspect
+from pipeline.suspect import FEWEST_REFERENCE, Span, Suspect
 from pipeline.topology import Topology
 from pipeline.watch import JobWatch, ScaledWatch
 from schemas.alerts import Alert, Evidence, Kind, Resolution
@@ -68,6 +68,7 @@ class Job:
     _last_change: Change | None = None
     _balanced: int = 0  # looks in succession that found no imbalance
     _throttle: IntArray = field(init=False)
+    _unfelt: set[int] = field(default_factory=set)  # ranks at low clocks that did not make the job slower
 
     def __post_init__(self) -> None:
         self.topology = Topology(self.identity.world_size)
@@ -277,6 +278,30 @@ class Job:
             iteration = self.first_iteration if from_start else self.history.iteration_at(onset)
             assert iteration is not None
             yield from self._open(_felt(suspect, effect_s), onset, iteration, duration_s - effect_s, 0.95)
+        if self.sensors & Sensor.NVML and not self.sensors & (Sensor.GPU | Sensor.SPAN):
+            yield from self._look_at_clocks(search, span)
+
+    def _look_at_clocks(self, search: Search, span: Span) -> Iterator[Alert]:
+        """Accuse a GPU that runs at a low clock, unless the job was as fast before: then it does not feel it."""
+        suspects, first = search.by_clock(span), self.history.first
+        self._unfelt &= {rank for suspect in suspects for _, rank in suspect.claims}
+        duration_s = float(np.median(self.history.durations(span.start, span.stop)))
+        for suspect in suspects:
+            onset, ranks = search.since(suspect), {rank for _, rank in suspect.claims}
+            has_past, gained_s = onset - first >= FEWEST_REFERENCE, suspect.excess_s
+            if has_past:
+                past = self.history.durations(onset - self.params.reference_frames, onset)
+                gained_s = duration_s - float(np.median(past))
+            elif ranks & self._unfelt:
+                continue
+            if gained_s < (1 - 1 / self.params.accused_slowdown) * duration_s:
+                self._unfelt |= ranks if has_past else set()
+                continue
+            iteration = self.history.iteration_at(onset)
+            if onset == 0:
+                iteration = self.first_iteration or 0
+            felt = replace(suspect, excess_s=gained_s, watch=ScaledWatch(suspect.watch, gained_s / suspect.excess_s))
+            yield from self._open(felt, onset, iteration, duration_s - gained_s, 0.95)
 
     def _search(self, structure: Structure) -> Search:
         return Search(

@@ -1,7 +1,6 @@
 """Generate, judge and score the corpus and the real series: python -m benchmarks.quality --help."""
 
 import os
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from benchmarks.quality import real
+from benchmarks.quality import real, results
 from benchmarks.quality.corpus import CLASSES, Part, Seeds, episodes
 from benchmarks.quality.failures import failures
 from benchmarks.quality.matching import Matched, match
@@ -74,8 +73,7 @@ def main(
     if splices:
         result["real_traces"] = msgspec.to_builtins(real.traces(_DATA))
         console.print(result["real_traces"])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(_finite(result)), indent=1) + b"\n")
+    results.write(out, result)
     console.print(f"wrote {out}")
 
 
@@ -86,15 +84,6 @@ def _corpus(
     wanted = list(episodes(classes=names, share=share, seeds=seeds, part=part))
     found = outcomes(wanted, folder, n_processes)
     return [(match(one), episode.is_held_out) for one, episode in zip(found, wanted, strict=True)]
-
-
-def _finite(value: Any) -> Any:
-    """Return numbers that are none as null, which JSON has, and NaN it has not."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 if __name__ == "__main__":

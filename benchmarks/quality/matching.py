@@ -101,13 +101,24 @@ def match(outcome: Outcome) -> Matched:
 
 def is_right(opening: Opening, answer: Answer) -> bool:
     """Return whether an incident says what the label says."""
-    return any(_says(opening, said) for said in answer.accepted)
+    readings = (Said(kind=opening.kind, candidates=opening.candidates), *opening.also)
+    return any(_says(reading, said) for reading in readings for said in answer.accepted)
 
 
 def _is_coarse(opening: Opening, answer: Answer) -> bool:
     if opening.kind is Kind.SLOW_JOB:
         return True
-    return any(opening.kind is said.kind and opening.candidates > said.candidates for said in answer.accepted)
+    readings = (Said(kind=opening.kind, candidates=opening.candidates), *opening.also)
+    if any(one.kind is said.kind and one.candidates > said.candidates for one in readings for said in answer.accepted):
+        return True
+    return bool(opening.also) and any(
+        _touches(opening, said) for said in answer.accepted if said.kind is Kind.SLOW_LINK
+    )
+
+
+def _touches(opening: Opening, said: Said) -> bool:
+    ends = {name for link in said.candidates for name in (link.node, link.peer) if name}
+    return bool(ends & {one.node for one in opening.candidates})
 
 
 def _is_felt(answer: Answer, iteration: int) -> bool:
@@ -119,10 +130,10 @@ def _is_standing(opening: Opening, answer: Answer) -> bool:
     return was_open and (opening.resolved is None or opening.resolved > answer.onset + _EARLY)
 
 
-def _says(opening: Opening, said: Said) -> bool:
-    if opening.kind is not said.kind:
+def _says(reading: Said, said: Said) -> bool:
+    if reading.kind is not said.kind:
         return False
-    return opening.candidates >= said.candidates if said.is_loose else opening.candidates == said.candidates
+    return reading.candidates >= said.candidates if said.is_loose else reading.candidates == said.candidates
 
 
 def _merged(answers: tuple[Answer, ...]) -> Iterator[Answer]:

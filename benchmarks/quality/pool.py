@@ -1,15 +1,18 @@
 """Runs episodes on all cores and remembers what is done, so that a broken run goes on where it stopped."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.quality.corpus import Episode
 from benchmarks.quality.trial import Outcome, outcome
+
+T = TypeVar("T")
 
 _ROOT = Path(__file__).resolve().parents[2]
 # What an outcome depends on; how it is scored and shown is not among it.
@@ -19,45 +22,59 @@ _HERE = ("answers", "benign", "components", "corpus", "draw", "faults", "layouts
 
 def outcomes(wanted: Sequence[Episode], folder: Path, n_processes: int) -> list[Outcome]:
     """Return the outcomes of episodes in their order; those already in `folder`, by the same code, are read."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"outcomes-{code_digest()}.jsonl"
-    done = {(one.class_name, one.seed): one for one in _read(path)}
+    return kept(wanted, path, outcome, Outcome, lambda one: (one.class_name, one.seed), n_processes)
+
+
+def kept(
+    wanted: Sequence[Episode],
+    path: Path,
+    run: Callable[[Episode], T],
+    of: type[T],
+    key: Callable[[T], tuple[str, int]],
+    n_processes: int,
+) -> list[T]:
+    """Return what `run` makes of episodes, in their order; what the file holds already is read, the rest is added."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = {key(one): one for one in _read(path, of)}
     missing = [episode for episode in wanted if (episode.class_name, episode.seed) not in done]
     with path.open("ab") as file:
-        for one in _run(missing, n_processes):
+        for one in _run(missing, run, n_processes):
             file.write(msgspec.json.encode(one) + b"\n")
             file.flush()
-            done[one.class_name, one.seed] = one
+            done[key(one)] = one
     return [done[episode.class_name, episode.seed] for episode in wanted]
 
 
-def code_digest() -> str:
-    """Return a name for the code that outcomes depend on."""
+def code_digest(*more: str) -> str:
+    """Return a name for the code that outcomes depend on, and for `more` files beside this one (glob patterns)."""
     digest = hashlib.blake2b(digest_size=6)
+    here = Path(__file__).parent
     paths = [path for folder in _CODE for path in (_ROOT / folder).rglob("*.py")]
-    paths += [Path(__file__).parent / f"{name}.py" for name in _HERE] + [Path(__file__).parent / "answers.toml"]
+    paths += [here / f"{name}.py" for name in _HERE] + [here / "answers.toml"]
+    paths += [path for pattern in more for path in here.glob(pattern)]
     for path in sorted(paths):
         digest.update(path.relative_to(_ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def _read(path: Path) -> Iterator[Outcome]:
+def _read(path: Path, of: type[T]) -> Iterator[T]:
     if not path.exists():
         return
     for line in path.read_bytes().splitlines():
         try:
-            yield msgspec.json.decode(line, type=Outcome)
+            yield msgspec.json.decode(line, type=of)
         except msgspec.DecodeError:
             continue  # a line that was being written when the run was broken off
 
 
-def _run(missing: Sequence[Episode], n_processes: int) -> Iterator[Outcome]:
+def _run(missing: Sequence[Episode], run: Callable[[Episode], T], n_processes: int) -> Iterator[T]:
     if not missing:
         return
     columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress, ProcessPoolExecutor(n_processes) as pool:
         bar = progress.add_task("episodes", total=len(missing))
-        futures = [pool.submit(outcome, episode) for episode in missing]
+        futures = [pool.submit(run, episode) for episode in missing]
         for future in as_completed(futures):
             progress.advance(bar)
             yield future.result()

@@ -26,22 +26,22 @@ def print_table(console: Console, title: str, scores: Headline) -> None:
             str(one.recall.n),
             *(_share(s) for s in (one.recall, one.precision, one.component_first, one.kind, one.in_time)),
             *(_quantile(q) for q in (one.delay_iterations, one.delay_s, one.onset_error)),
-            _number(one.openings_per_fault, 2),
-            f"{_number(rate.value, 2)} (<{_number(rate.interval[1], 1)})",
+            number(one.openings_per_fault, 2),
+            f"{number(rate.value, 2)} (<{number(rate.interval[1], 1)})",
         )
     table.add_section()
     shares = (scores.recall, scores.precision, scores.component_first, scores.kind, scores.in_time)
-    delays = f"{_number(scores.delay_iterations_median, 0)} / {_number(scores.delay_iterations_p95, 0)}"
+    delays = f"{number(scores.delay_iterations_median, 0)} / {number(scores.delay_iterations_p95, 0)}"
     table.add_row(
         "all, weighted",
         str(scores.episodes),
         "",
-        *(_number(share, 4) for share in shares),
+        *(number(share, 4) for share in shares),
         delays,
         "",
         "",
         "",
-        _number(scores.false_incidents_per_10000, 2),
+        number(scores.false_incidents_per_10000, 2),
     )
     console.print(table)
 
@@ -53,10 +53,11 @@ def _share(share: Share) -> str:
 
 
 def _quantile(quantile: Quantile) -> str:
-    return "-" if quantile.n == 0 else f"{_number(quantile.median, 1)} / {_number(quantile.p95, 1)}"
+    return "-" if quantile.n == 0 else f"{number(quantile.median, 1)} / {number(quantile.p95, 1)}"
 
 
-def _number(value: float, digits: int) -> str:
+def number(value: float, digits: int) -> str:
+    """Return a number as text; what is unknown or does not apply is a dash."""
     return "-" if isnan(value) else f"{value:.{digits}f}"
 
 
@@ -79,7 +80,7 @@ def print_curves(console: Console, title: str, curves: Sequence[Curve], sizes: S
         table.add_column(name, justify="right")
     for shape, noise in dict.fromkeys((curve.shape, curve.noise) for curve in curves):
         line = [curve for curve in curves if (curve.shape, curve.noise) == (shape, noise)]
-        cells = [f"{c.recall:.2f} {_number(c.delay, 0)} ({c.bound:.0f})" for c in line]
+        cells = [f"{c.recall:.2f} {number(c.delay, 0)} ({c.bound:.0f})" for c in line]
         extra = sum(c.extra_per_10000 for c in line) / len(line)
         table.add_row(shape, noise, *cells, f"{extra:.1f}")
     console.print(table)

@@ -5,7 +5,7 @@ an iteration is the median over the ranks that reported it, unknown where most o
 evaluations and other work are not taken out: a baseline that is to ignore them has to do so itself.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,10 +22,14 @@ from schemas.table import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Series:
-    """One incarnation of one job: iteration (n,) numbers as incidents name them, end_ns (n,), and what was observed."""
+    """One incarnation of one job: iteration (n,) numbers as incidents name them, end_ns (n,), and what was observed.
+
+    known_ns (n,): time of the record with which the iteration was complete, or no longer waited for.
+    """
 
     iteration: IntArray
     end_ns: IntArray
+    known_ns: IntArray
     observed: Observed
 
 
@@ -34,22 +38,30 @@ class _Assembly:
     topology: Topology
     assembler: FrameAssembler = field(init=False)
     frames: list[Frame] = field(default_factory=list)
+    known_ns: list[int] = field(default_factory=list)
+    newest_ns: int = 0
 
     def __post_init__(self) -> None:
         self.assembler = FrameAssembler(self.topology, Observer(), Lateness())
 
-    def add(self, batch: IterationBatch) -> None:
+    def add(self, batch: IterationBatch, time_ns: int) -> None:
+        self.newest_ns = time_ns
         self.topology.learn(batch.node, batch.ranks, batch.communicators, batch.rows.rank)
         self.assembler.add(batch)
-        self.frames += self.assembler.ready()
+        self._close(ending=False)
+
+    def _close(self, *, ending: bool) -> None:
+        self.frames += self.assembler.ready(ending=ending)
+        self.known_ns += [self.newest_ns] * (len(self.frames) - len(self.known_ns))
 
     def series(self) -> Series:
-        self.frames += self.assembler.ready(ending=True)
+        self._close(ending=True)
         names = sorted(set(self.topology.node_by_rank))
         compute_s, communication_s = (self._values(s) for s in (Signal.COMPUTE, Signal.COMMUNICATION))
         return Series(
             iteration=np.array([frame.iteration for frame in self.frames], np.int64),
             end_ns=np.array([frame.end_ns for frame in self.frames], np.int64),
+            known_ns=np.array(self.known_ns, np.int64),
             observed=Observed(
                 duration_s=np.array([_duration_s(frame) for frame in self.frames]),
                 compute_s=compute_s if np.isfinite(compute_s).any() else None,
@@ -64,22 +76,29 @@ class _Assembly:
         return np.array(rows).reshape(len(rows), self.topology.world_size)
 
 
+class Feed:
+    """Takes in records of the iterations topic of one job, one after the other."""
+
+    def __init__(self) -> None:
+        self._assemblies: dict[str, _Assembly] = {}
+
+    def take(self, record: Record) -> None:
+        """Take in one record."""
+        batch = decode_iterations(record.value)
+        assembly = self._assemblies.setdefault(batch.incarnation, _Assembly(Topology(batch.world_size)))
+        assembly.add(batch, record.time_ns)
+
+    def series(self) -> dict[str, Series]:
+        """Return what was shown, by incarnation, in the order of appearance; nothing more can be taken in then."""
+        return {incarnation: assembly.series() for incarnation, assembly in self._assemblies.items()}
+
+
 def series_by_incarnation(records: Iterable[Record]) -> dict[str, Series]:
     """Return what records of the iterations topic show of one job, by incarnation, in the order of appearance."""
-    return dict(_series(map(_decoded, records)))
-
-
-def _decoded(record: Record) -> IterationBatch:
-    return decode_iterations(record.value)
-
-
-def _series(batches: Iterable[IterationBatch]) -> Iterator[tuple[str, Series]]:
-    assemblies: dict[str, _Assembly] = {}
-    for batch in batches:
-        assembly = assemblies.setdefault(batch.incarnation, _Assembly(Topology(batch.world_size)))
-        assembly.add(batch)
-    for incarnation, assembly in assemblies.items():
-        yield incarnation, assembly.series()
+    feed = Feed()
+    for record in records:
+        feed.take(record)
+    return feed.series()
 
 
 def _duration_s(frame: Frame) -> float:

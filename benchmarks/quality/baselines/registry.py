@@ -11,6 +11,7 @@ from benchmarks.quality.baselines.nvrx import Nvrx
 from benchmarks.quality.baselines.rbeast_falcon import RbeastFalcon
 from benchmarks.quality.baselines.river_drift import adwin, kswin, page_hinkley
 from benchmarks.quality.baselines.ruptures_offline import RupturesOffline
+from schemas.alerts import Kind
 
 BASELINES: dict[str, Callable[[], Baseline]] = {
     "nvrx": Nvrx,
@@ -25,3 +26,6 @@ BASELINES: dict[str, Callable[[], Baseline]] = {
     "megatron": MegatronReport,
     "longest_collective": LongestCollective,
 }
+
+# What a baseline that names ranks means by them; all others claim no kind.
+CLAIMS: dict[str, Kind] = {"nvrx": Kind.SLOW_GPU}

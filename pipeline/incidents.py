@@ -1,7 +1,8 @@
 """The life of incidents: firing, restated while they last, resolved with a reason. One per component and kind.
 
-An incident resolves after `hold_frames` good frames; one that came back soon after has to hold longer each time, so
-that an intermittent fault is one incident and not many.
+An incident resolves after `hold_frames` good frames. One that was bad for a short spell only has to be good for twice
+as long as that, and one that came back soon after for longer each time, so that an intermittent fault is one incident
+and not many. What begins as information about the job grows with all that the job has lost since.
 """
 
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ import numpy as np
 from msgspec.structs import replace as replace_struct
 
 from pipeline.advice import advice, causes
-from pipeline.groups import quiet_median
+from pipeline.groups import quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.suspect import CLOCK_EVIDENCE, Suspect
+from pipeline.watch import JobWatch
 from schemas.alerts import (
     ALERT_SCHEMA_VERSION,
     Alert,
@@ -34,6 +36,10 @@ _RECENT_FRAMES = 8  # of telemetry, that a restatement shows
 _FLAP_FRAMES = 60  # coming back within so many frames of its resolution is flapping
 _LONGEST_HOLD = 80
 _RESTATE_CHANGE = 0.33
+_SHORT_SPELL = 20  # slow frames; a fault that comes and goes is there for less at a time, and gone for up to twice that
+_GOOD_FRAMES = 3  # in succession that end a spell
+_GROWN_FRAMES = 12  # in which a job has to be slow enough to accuse somebody, beyond its own noise
+_GROWN_Z = 2.5
 WORKLOAD = (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
 
 
@@ -69,11 +75,18 @@ class Incident:
     restated_excess_s: float = 0.0
     unseen: int = 0
     n_updates: int = 0  # each waits twice as long as the one before
+    spell: int = 0  # slow frames in the latest spell
+    good: int = 0  # frames that were not slow since then
 
     @property
     def slowdown(self) -> float:
         """Iteration time over what it would be without."""
         return 1.0 + max(self.excess_s, 0.0) / self.reference_s
+
+    @property
+    def good_s(self) -> float:
+        """The excess up to which a frame counts as good."""
+        return min(0.5 * self.excess_s, max(0.04 * self.reference_s, 0.25 * self.excess_s))
 
 
 @dataclass(slots=True)
@@ -92,15 +105,42 @@ class IncidentBook:
         """Return what open incidents explain already."""
         return frozenset().union(*(i.suspect.claims for i in self.open.values() if i.severity is not Severity.INFO))
 
-    def underestimated(self) -> list[Incident]:
-        """Return incidents that began as information about the job and have grown enough to accuse their suspect."""
-        return [
-            i
-            for i in self.open.values()
-            if i.kind is Kind.SLOW_JOB
-            and i.suspect.kind is not Kind.SLOW_JOB
-            and i.slowdown >= self.params.accused_slowdown
-        ]
+    def underestimated(self, history: History) -> tuple[Incident, float] | None:
+        """Return the information about the job if it has grown enough to accuse somebody, and the seconds lost now.
+
+        Whatever was measured when it began, the job's own time says what it has lost since.
+        """
+        for incident in self.open.values():
+            if incident.kind is not Kind.SLOW_JOB or incident.severity is not Severity.INFO:
+                continue
+            recent = history.durations(history.n_frames - _GROWN_FRAMES, history.n_frames)
+            level_s = float(np.median(recent))
+            error_s = 1.253 * float(robust_scale(recent[:, None])[0]) / len(recent) ** 0.5
+            if level_s - _GROWN_Z * error_s >= self.params.accused_slowdown * incident.reference_s:
+                return incident, level_s - incident.reference_s
+        return None
+
+    def raise_job(self, incident: Incident, history: History, excess_s: float) -> Iterator[Alert]:
+        """Say that the job as a whole has become so much slower that it is information no longer."""
+        incident.excess_s = incident.restated_excess_s = excess_s
+        incident.severity = self._severity(Kind.SLOW_JOB, incident.slowdown)
+        incident.restated_frame = history.n_frames
+        after_s = incident.reference_s + excess_s
+        incident.suspect = replace(
+            incident.suspect,
+            kind=Kind.SLOW_JOB,
+            component=whole_job(),
+            excess_s=excess_s,
+            watch=JobWatch(incident.reference_s),
+            sources=("host_call",),
+            evidence=(
+                Evidence(
+                    what="iteration time", value=after_s, unit="s", reference=incident.reference_s, source="host_call"
+                ),
+            ),
+            claims=frozenset(),
+        )
+        yield self._alert(incident, history, AlertState.FIRING)
 
     def start(
         self,
@@ -121,6 +161,7 @@ class IncidentBook:
             kind, component = Kind.SLOW_JOB, whole_job()
         name = fingerprint(self.identity.job_id, kind, component)
         if name in self.open:
+            yield from self._grow(self.open[name], suspect, reference_s, history)
             return
         now = history.n_frames
         hold = self._hold(name, now)
@@ -141,12 +182,20 @@ class IncidentBook:
             throttle_reasons=throttle_reasons,
             restated_frame=now,
             restated_excess_s=suspect.excess_s,
+            spell=now - onset_frame,
         )
         since = suspect.watch.excess(history, onset_frame, now)
         incident.lost_gpu_s = self.identity.world_size * float(np.nansum(np.maximum(since, 0.0)))
         self.open[name] = incident
         self.owners[name] = self.identity.incarnation
         yield self._alert(incident, history, AlertState.FIRING)
+
+    def _grow(self, incident: Incident, suspect: Suspect, reference_s: float, history: History) -> Iterator[Alert]:
+        """Add what came on top of information about the job, if that makes it more than information."""
+        total_s = suspect.excess_s + max(reference_s - incident.reference_s, 0.0)
+        is_more = 1 + total_s / incident.reference_s >= self.params.accused_slowdown
+        if incident.severity is Severity.INFO and suspect.kind is incident.kind is Kind.SLOW_JOB and is_more:
+            yield from self.raise_job(incident, history, total_s)
 
     def _hold(self, name: str, now: int) -> int:
         """Return how many good frames to wait for: twice as many for an incident that came back soon."""
@@ -176,6 +225,7 @@ class IncidentBook:
         latest = watch.excess(history, now - 1, now)
         if len(latest) and np.isfinite(latest[0]):
             incident.unseen = 0
+            _count_spell(incident, is_slow=float(latest[0]) > 0.5 * incident.excess_s)
             incident.lost_gpu_s += self.identity.world_size * max(float(latest[0]), 0.0)
         else:
             incident.unseen += 1
@@ -191,18 +241,20 @@ class IncidentBook:
 
     def _recovered_at(self, incident: Incident, history: History) -> int | None:
         """Return the iteration from which on the excess was gone, once it has been for long enough."""
-        now = history.n_frames
-        start = max(now - incident.hold, incident.opened_frame - 1)
+        now, hold = history.n_frames, incident.hold
+        if incident.spell <= _SHORT_SPELL:
+            hold = max(hold, 2 * incident.spell)
+        start = max(now - hold, incident.opened_frame - 1)
         recent = incident.suspect.watch.excess(history, start, now)
         known = np.isfinite(recent)
-        if now - start < incident.hold or np.count_nonzero(known) < 0.6 * incident.hold:
+        if now - start < hold or np.count_nonzero(known) < 0.6 * hold:
             return None
-        small = min(0.5 * incident.excess_s, max(0.04 * incident.reference_s, 0.25 * incident.excess_s))
+        small = incident.good_s
         if float(np.median(recent[known])) > small or np.count_nonzero(recent[known] <= small) < 0.7 * known.sum():
             return None
-        earlier = incident.suspect.watch.excess(history, max(incident.opened_frame - 1, now - 3 * incident.hold), now)
+        earlier = incident.suspect.watch.excess(history, max(incident.opened_frame - 1, now - 3 * hold), now)
         last_bad = np.flatnonzero(np.nan_to_num(earlier, nan=0.0) > 0.5 * incident.excess_s)
-        last_bad = last_bad[last_bad < len(earlier) - incident.hold // 2 - 1]
+        last_bad = last_bad[last_bad < len(earlier) - hold // 2 - 1]
         good = (last_bad[-1] + 1) if len(last_bad) else 0
         return history.iteration_at(now - len(earlier) + int(good))
 
@@ -279,6 +331,15 @@ class IncidentBook:
             causes=causes(incident.kind, incident.throttle_reasons, incident.suspect.evidence),
             advice=advice(incident.kind, incident.lost_gpu_s, self.identity.world_size),
         )
+
+
+def _count_spell(incident: Incident, *, is_slow: bool) -> None:
+    """Count the slow frames since the last few good ones in succession."""
+    if is_slow:
+        incident.spell = 1 if incident.good >= _GOOD_FRAMES else incident.spell + 1
+        incident.good = 0
+    else:
+        incident.good += 1
 
 
 def _with_present_clock(suspect: Suspect, history: History) -> Suspect:

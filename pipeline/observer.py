@@ -1,10 +1,12 @@
 """Sees what the stages see and cannot change it: metrics while live, tables in a postmortem, nothing in a test."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.hypotheses import Hypothesis
 from schemas.alerts import Alert
 
 
@@ -27,11 +29,16 @@ class FrameSummary:
 class Observer:
     """Callbacks, all doing nothing; subclass and override what is of interest."""
 
+    wants_hypotheses: ClassVar[bool] = False  # without it none is made, which costs nothing
+
     def frame_judged(self, frame: FrameSummary, /) -> None:
         """Take note of one judged frame."""
 
     def alert_made(self, alert: Alert, /) -> None:
         """Take note of one alert, before it is published."""
+
+    def weighed(self, hypothesis: Hypothesis, /) -> None:
+        """Take note of something that may be wrong, and what came of it, before the frame is told as judged."""
 
     def counted(self, what: str, amount: int, /) -> None:
         """Take note of `amount` more of a named occurrence, such as "rows_late" or "batches_duplicate"."""

@@ -24,6 +24,10 @@ _SMALLEST_SCALE = 0.03  # of log transfer times: timers and clocks are no better
 _FEWEST_EQUALS = 4
 _RATIO_CAP = 3.0  # in natural logs: one absurd series does not outvote the rest
 _MOST_AT_ONCE = 4
+_OTHER_WAY = 1e-4  # chance that a transfer does not go over a link that it is taken to go over
+_MOST_LIKELIER = 50.0  # as a logarithm: what one transfer that does not count as slow can say for a link
+_FEWEST_SLOW = 3  # frames: of fewer, the iterations between are the better witness
+_TWO_KINDS = 1.1  # from this ratio of iteration times on, a span of both is looked at in two parts
 _CLEAR = 8.0  # by how much more likely, as a logarithm, the best hypothesis is than one that predicts otherwise
 
 
@@ -63,9 +67,17 @@ class LinkSearch:
                 found.append(suspect)
         return sorted(found, key=lambda s: -s.excess_s)
 
+    def healthy_s(self, suspect: Suspect, span: Span) -> FloatArray:
+        """Return (n_series,): the least that transfers would take without a suspect, seconds; NaN if not known."""
+        ratios = self._ratios(span)
+        may_be_slowed = np.zeros(len(ratios.level_s), bool)
+        for name in suspect.component.candidates:
+            may_be_slowed[self.paths.predicted.get(name, np.zeros(0, np.int64))] = True
+        return np.fmin(ratios.reference_s, np.where(may_be_slowed, np.nan, ratios.level_s))
+
     def _ratios(self, span: Span) -> _Ratios:
         n_series = len(self.paths.calls)
-        values = _logs(self.history.transfers(span.start, span.stop, n_series))
+        values = _logs(self.history.transfers(span.start, span.stop, n_series))[_slow_frames(self.history, span)]
         level = quiet_median(values)
         noise = robust_scale(values)
         count = np.maximum(np.count_nonzero(np.isfinite(values), axis=0), 1)
@@ -96,8 +108,6 @@ class LinkSearch:
         open_: BoolArray,
         slow: BoolArray,
     ) -> tuple[Suspect | None, IntArray]:
-        weight = 1 / (2 * ratios.error**2)
-        capped = np.clip(ratios.log_ratio, -_RATIO_CAP, _RATIO_CAP)
         with np.errstate(invalid="ignore"):
             is_open_question = ~slow & (ratios.log_ratio + 4 * ratios.error >= np.log(self.params.least_link_ratio))
         scores: dict[ComponentName, tuple[float, bytes]] = {}
@@ -106,12 +116,7 @@ class LinkSearch:
             n_told = np.count_nonzero(~is_open_question[seen])
             if n_told == 0 or np.count_nonzero(slow[seen]) < 0.6 * n_told:
                 continue
-            shift = float(np.median(capped[seen]))
-            if shift <= 0:
-                continue
-            # Less bandwidth slows small transfers by less than large ones; one that is not slow speaks against it.
-            gain = capped[seen] ** 2 - np.where(slow[seen], 0.0, (capped[seen] - shift) ** 2)
-            scores[name] = (float(np.sum(gain * weight[seen])), seen.tobytes())
+            scores[name] = (_gain(ratios.log_ratio[seen], ratios.error[seen], slow[seen]), seen.tobytes())
         if not scores:
             self.notes.links(None, scores, ratios.log_ratio, slow, self.paths.predicted)
             return None, np.zeros(0, np.int64)
@@ -168,6 +173,37 @@ class LinkSearch:
             return f"communicator {key.comm:016x}"
         members = self.topology.members.get(key.comm, {})
         return f"rank {members.get(key.source)} to rank {members.get(key.target)}"
+
+
+def _slow_frames(history: History, span: Span) -> BoolArray:
+    """Return (n,): the frames of a span in which the job was slow, where it was now and then; else all of them.
+
+    A fault that comes and goes leaves transfers of two kinds, whose median says little and whose spread hides both.
+    """
+    logs = np.log(history.durations(span.start, span.stop))
+    fewest = _FEWEST_SLOW if span.has_reference else max(_FEWEST_SLOW, len(logs) // 2)
+    every = np.ones(len(logs), bool)
+    if len(logs) < 2 * _FEWEST_SLOW:
+        return every
+    ordered = np.sort(logs)
+    cut = int(np.argmax(np.diff(ordered))) + 1
+    low, high = ordered[:cut], ordered[cut:]
+    between = float(np.median(high) - np.median(low))
+    are_two_kinds = between >= np.log(_TWO_KINDS) and max(np.ptp(low), np.ptp(high)) <= 0.5 * between
+    return logs >= high[0] if are_two_kinds and len(high) >= fewest else every
+
+
+def _gain(log_ratio: FloatArray, error: FloatArray, slow: BoolArray) -> float:
+    """Return by how much likelier these log ratios are if a link slows them all than if none does, as a logarithm.
+
+    Less bandwidth slows one transfer by more than another, so the slow ones are taken as they are. The others should
+    be about as slow as the least of those; that one is not may also mean that it takes another way than was inferred.
+    """
+    weight = 1 / (2 * error**2)
+    capped = np.clip(log_ratio, -_RATIO_CAP, _RATIO_CAP)
+    expected = float(np.quantile(capped[slow], 0.25)) if slow.any() else 0.0
+    likelier = np.exp(np.minimum(expected * (2 * capped - expected) * weight, _MOST_LIKELIER))
+    return float(np.sum(np.where(slow, capped**2 * weight, np.log(_OTHER_WAY + (1 - _OTHER_WAY) * likelier))))
 
 
 def _logs(times: FloatArray) -> FloatArray:

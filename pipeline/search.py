@@ -9,8 +9,9 @@ from pipeline.judge_params import JudgeParams
 from pipeline.links import LinkSearch
 from pipeline.notes import NO_NOTES, Notes
 from pipeline.ranks import RankSearch
+from pipeline.slack import Slack
 from pipeline.structure import Structure
-from pipeline.suspect import Span, Suspect
+from pipeline.suspect import FEWEST_REFERENCE, Span, Suspect
 from pipeline.throttling import rarely_throttled
 from pipeline.topology import Topology
 from pipeline.watch import JobWatch
@@ -37,8 +38,7 @@ class Search:
         self.notes.look(span, least_excess_s)
         found = self._ranks().find(span, least_excess_s)
         if links and self.sensors & (Sensor.GPU | Sensor.SPAN):
-            paths = self.structure.paths
-            found += LinkSearch(self.history, self.topology, paths, self.params, self.notes).find(span, least_excess_s)
+            found += self._links().find(span, least_excess_s)
         self.notes.found(found, self.claimed)
         return sorted((s for s in found if not s.claims & self.claimed), key=lambda s: -s.excess_s)
 
@@ -57,21 +57,42 @@ class Search:
 
     def beyond_other_stages(self, suspect: Suspect, span: Span) -> float:
         """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
+        if suspect.kind is Kind.SLOW_LINK:
+            healthy_s = self._links().healthy_s(suspect, span)
+            most_s = Slack(self.history, self.topology, self.structure).most_felt(span, healthy_s)
+            return min(self._felt_since(suspect, span), most_s)
         ranks = np.array([number for what, number in suspect.claims if what == "rank"])
         compute = self.history.compute(span.start, span.stop)
-        if suspect.kind is Kind.SLOW_LINK or len(ranks) == 0 or not np.isfinite(compute).any():
+        if len(ranks) == 0 or not np.isfinite(compute).any():
             return suspect.excess_s
         by_group = np.nanmedian(_or_zero(self.structure.groups.lower_median(compute)), axis=0)
         own = float(np.median(np.max(_or_zero(compute[:, ranks]), axis=1)))  # of ranks in turns, the last one counts
         return max(own - float(by_group.max(initial=0.0)), 0.0)
 
+    def _felt_since(self, suspect: Suspect, span: Span) -> float:
+        """Return by how much iterations have become longer since a suspect is slow; its excess, where none was before.
+
+        Transfers overlap with computation and with the work of other stages, so that a link may be slow unnoticed.
+        """
+        onset = self.since(suspect)
+        after = self.history.durations(onset, span.stop)
+        before = self.history.durations(onset - self.params.reference_frames, onset)
+        if len(before) < FEWEST_REFERENCE or len(after) == 0:
+            return suspect.excess_s
+        return float(np.median(after) - np.median(before))
+
     def since(self, suspect: Suspect) -> int:
         """Return the frame since which the suspect has been slow, looking back over all that is held."""
         first = self.history.first
         excess = suspect.watch.excess(self.history, first, self.history.n_frames)
-        smooth = np.array([np.nanmedian(_or_zero(excess[max(0, i - 1) : i + 2])) for i in range(len(excess))])
+        seen = np.flatnonzero(np.isfinite(excess))
+        known = excess[seen]
+        smooth = np.array([np.median(known[max(0, i - 1) : i + 2]) for i in range(len(known))])
         good = np.flatnonzero(smooth < 0.5 * suspect.excess_s)
-        return first + (int(good[-1]) + 1 if len(good) else 0)
+        return first + (int(seen[good[-1]]) + 1 if len(good) else 0)
+
+    def _links(self) -> LinkSearch:
+        return LinkSearch(self.history, self.topology, self.structure.paths, self.params, self.notes)
 
     def _ranks(self) -> RankSearch:
         source = "span" if self.sensors & Sensor.SPAN else "gpu"

@@ -51,9 +51,9 @@ class RankWatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkWatch:
-    """Transfer series against their reference: series (n,), reference_s (n,), calls (n,), n_series known at the time.
+    """Transfer series of the rank that loses most against their reference.
 
-    critical (n,) marks the series of the rank that loses most, over which the excess is summed.
+    series (n,), reference_s (n,) seconds of one call, calls (n,) in an iteration.
     """
 
     series: IntArray
@@ -61,11 +61,13 @@ class LinkWatch:
     calls: FloatArray
 
     def excess(self, history: History, start: int, stop: int) -> FloatArray:
-        """Return the seconds that the rank that loses most spends beyond the reference."""
+        """Return the seconds spent beyond the reference; transfers not seen are taken to be as slow as the others."""
         values = history.transfers(start, stop, int(self.series.max()) + 1)[:, self.series]
+        usual = self.reference_s * self.calls
         beyond = (values - self.reference_s) * self.calls
-        seen = np.isfinite(beyond).any(axis=1)
-        return np.where(seen, np.nansum(beyond, axis=1), np.nan)
+        seen = np.isfinite(beyond)
+        part = np.where(seen, usual, 0.0).sum(axis=1) / usual.sum()
+        return np.where(part > 0, np.nansum(beyond, axis=1) / np.where(part > 0, part, 1.0), np.nan)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,19 +34,37 @@ def topology() -> Topology:
     return made
 
 
-def search(topology: Topology, factors: dict[int, float], noise: dict[int, float] | None = None) -> list[Suspect]:
+def search(
+    topology: Topology,
+    factors: dict[int, float],
+    noise: dict[int, float] | None = None,
+    slow_from: int = BEFORE,
+) -> list[Suspect]:
     """Look for links after the shortest transfers of some communicators have become longer by factors."""
     random = np.random.default_rng(5)
-    history = History(4)
+    history = History(topology.world_size)
     series = [one.key.comm for one in topology.series]
     for number in range(BEFORE + AFTER):
-        is_late = number >= BEFORE
+        is_late = number >= slow_from
         spread = np.array([(noise or {}).get(comm, 0.0) if is_late else 0.0 for comm in series])
         factor = np.array([factors.get(comm, 1.0) if is_late else 1.0 for comm in series])
         times = 0.01 * factor * np.exp((0.03 + spread) * random.standard_normal(len(series)))
-        history.push(Frame.empty(number, 4, 0), 1.0, times, np.ones(4, bool))
+        everybody = np.ones(topology.world_size, bool)
+        history.push(Frame.empty(number, topology.world_size, 0), 1.5 if is_late else 1.0, times, everybody)
     span = Span(start=BEFORE, stop=BEFORE + AFTER, reference_start=0, reference_stop=BEFORE)
     return LinkSearch(history, topology, Paths.of(topology), DEFAULTS).find(span, 0.005)
+
+
+@pytest.fixture
+def hub() -> Topology:
+    """Node 2 has two communicators with node 0, and eight with node 1."""
+    made = Topology(3)
+    for comm in range(10):
+        for place, rank in enumerate((0 if comm < 2 else 1, 2)):
+            table = Communicators.build(1, rank=rank, comm=[comm], comm_rank=place, size=2)
+            made.learn(f"node{rank}", (), table, np.array([rank]))
+            made.series_index(rank, comm, int(Op.REDUCE_SCATTER), 0, 2, LARGE)
+    return made
 
 
 def link(node: str, peer: str = "") -> ComponentName:
@@ -78,3 +96,21 @@ def test_the_link_between_two_nodes_slows_their_transfers_alone(topology: Topolo
 def test_it_is_not_clear_which_link_it_is_while_a_transfer_is_too_uneven_to_tell(topology: Topology) -> None:
     (suspect,) = search(topology, {21: 3.0, 30: 5.0}, noise={21: 1.5})
     assert not suspect.is_clear
+
+
+def test_many_transfers_of_which_each_is_hardly_known_speak_against_an_interface_together(hub: Topology) -> None:
+    others = range(2, 10)
+    (suspect,) = search(hub, {0: 4.0, 1: 4.0} | dict.fromkeys(others, 1.1), noise=dict.fromkeys(others, 0.5))
+    assert suspect.component.candidates == (link("node0"), link("node0", "node2"))
+    assert suspect.is_clear
+
+
+def test_one_transfer_that_is_not_slowed_does_not_outvote_all_that_are(hub: Topology) -> None:
+    (suspect,) = search(hub, dict.fromkeys(range(9), 4.0))
+    assert suspect.component.candidates == (link("node2"),)
+
+
+def test_frames_in_which_the_job_is_not_slow_say_nothing_of_a_link_that_comes_and_goes(topology: Topology) -> None:
+    (suspect,) = search(topology, {21: 5.0, 30: 5.0}, slow_from=BEFORE + AFTER - 3)
+    assert suspect.component.candidates == (link("node2"),)
+    assert suspect.is_clear

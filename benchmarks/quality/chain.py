@@ -4,15 +4,10 @@ What is judged is what a worker would judge: records of the iterations topic thr
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import partial
-from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.quality.baselines.baseline import Detection, Input, Observed
-from detectors.verify import CONFIDENCE, shift
-from pipeline import changes, job
 from pipeline.judge import Judge
 from pipeline.judge_params import DEFAULTS, JudgeParams
 from pipeline.record import Record
@@ -33,31 +28,23 @@ class Chain:
     needs = frozenset({Input.DURATION})
     is_online = True
 
-    def __init__(
-        self, params: JudgeParams = DEFAULTS, *, confidence: float = CONFIDENCE, name: str = "failslow"
-    ) -> None:
+    def __init__(self, params: JudgeParams = DEFAULTS, *, name: str = "failslow") -> None:
         self.name = name
         self.params = params
-        self.confidence = confidence
 
     def judges(self, observed: Observed) -> list[Detection]:
         """Return the incidents in the order in which they fire."""
         judge = Judge(params=self.params)
-        with ExitStack() as stack:
-            if self.confidence != CONFIDENCE:
-                # The bound's confidence is no parameter of the judge: both its callers are given another here.
-                for module in (changes, job):
-                    stack.enter_context(patch.object(module, "shift", partial(shift, confidence=self.confidence)))
-            return [
-                Detection(
-                    at=alert.detected_iteration,
-                    onset=alert.onset_iteration,
-                    is_information=alert.severity is Severity.INFO,
-                )
-                for record in one_rank_records(observed.duration_s)
-                for alert in judge.handle(record)
-                if alert.state is AlertState.FIRING and alert.as_of_iteration == alert.detected_iteration
-            ]
+        return [
+            Detection(
+                at=alert.detected_iteration,
+                onset=alert.onset_iteration,
+                is_information=alert.severity is Severity.INFO,
+            )
+            for record in one_rank_records(observed.duration_s)
+            for alert in judge.handle(record)
+            if alert.state is AlertState.FIRING and alert.as_of_iteration == alert.detected_iteration
+        ]
 
 
 def one_rank_records(duration_s: FloatArray) -> Iterator[Record]:

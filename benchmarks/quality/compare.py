@@ -72,10 +72,14 @@ def compared(name: str, given: Sequence[Beside]) -> Compared:
         delay_iterations_p95=scores.delay_iterations_p95 if is_online else unknown,
         false_incidents_per_10000=scores.false_incidents_per_10000,
         openings_per_fault=_openings_per_fault(matched),
-        intervals=scores.intervals | ({"recall_where_seen": where_seen.intervals["recall"]} if seen else {}),
+        intervals=scores.intervals | _where_seen(where_seen.intervals if seen else {}),
         recall_by_class={c: one.recall for c, one in scores.classes.items() if one.recall.n},
         false_per_10000_by_class={c: one.false_per_10000.value for c, one in scores.classes.items()},
     )
+
+
+def _where_seen(intervals: dict[str, Interval]) -> dict[str, Interval]:
+    return {"recall_where_seen": intervals["recall"]} if "recall" in intervals else {}
 
 
 def _openings_per_fault(matched: Sequence[Matched]) -> float:

@@ -1,8 +1,8 @@
 """Methods for a bare series of iteration times, each over the settings of what decides in it, its default among them.
 
-What is swept: for failslow the least slowdown whose lower bound confirms a change, and the confidence of that bound
-(the bars that every incident has to pass); for its parts alone their own hazard or threshold; ADWIN's delta at River's
-clock, at every value, and on standardised values; for bocd the expected length of a run, by its own rule and by the
+What is swept: for failslow the evidence that a change within the noise has to have, everything else at its defaults;
+for its parts alone their own hazard or threshold; ADWIN's delta at River's clock, at every value, and on standardised
+values; for bocd the expected length of a run, by its own rule and by the
 mass of short runs, as released and with its update corrected; for others their one threshold.
 """
 
@@ -29,7 +29,7 @@ from benchmarks.quality.chain import Chain
 from detectors.bocpd import Bocpd
 from detectors.cusum import Cusum
 from detectors.detector import Detector
-from pipeline.judge_params import DEFAULTS
+from pipeline.judge_params import DEFAULTS, JudgeParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,14 @@ class Part:
 
 def _failslow() -> Iterator[Setting]:
     yield Setting("defaults", Chain, is_default=True)
-    for least, confidence in ((1.02, 0.999), (1.02, 0.9), (1.005, 0.999), (1.005, 0.99), (1.005, 0.95), (1.005, 0.5)):
-        params = replace(DEFAULTS, least_slowdown=least)
-        yield Setting(f"least slowdown {least}, confidence {confidence}", partial(Chain, params, confidence=confidence))
+    for evidence in (6.0, 8.0, 16.0):
+        if params := changed(DEFAULTS, evidence=evidence):
+            yield Setting(f"evidence {evidence:g}", partial(Chain, params))
+
+
+def changed(params: JudgeParams, **changes: float) -> JudgeParams | None:
+    """Return parameters with some changed; None where this version of the judge has no such parameter."""
+    return replace(params, **changes) if set(changes) <= set(params.__struct_fields__) else None
 
 
 def _bocpd() -> Iterator[Setting]:
@@ -95,8 +100,8 @@ def _adwin() -> Iterator[Setting]:
 
 
 def _bocd(*, is_corrected: bool) -> Iterator[Setting]:
-    for short in (None, 20):
-        for length in (10.0, 300.0, 1e4, 1e7, 1e11, 1e16):
+    for length in (10.0, 300.0, 1e4, 1e7, 1e11, 1e16):
+        for short in (None, 20):
             rule = "" if short is None else f", P(r <= {short})"
             make = partial(BocdPackage, length, short_iterations=short, is_corrected=is_corrected)
             yield Setting(f"hazard 1/{length:g}{rule}", make, is_default=length == 300.0 and short is None)
@@ -108,7 +113,7 @@ def _page_hinkley() -> Iterator[Setting]:
 
 
 def _kswin() -> Iterator[Setting]:
-    for alpha in (1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.005):
+    for alpha in (1e-8, 1e-6, 1e-5, 1e-4, 0.005):
         yield Setting(f"alpha {alpha}", partial(kswin, alpha), alpha == 0.005)
 
 

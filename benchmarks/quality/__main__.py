@@ -14,8 +14,9 @@ from benchmarks.quality.failures import failures
 from benchmarks.quality.matching import Matched, match
 from benchmarks.quality.plots import draw_page
 from benchmarks.quality.pool import code_digest, outcomes
-from benchmarks.quality.report import print_real, print_table
+from benchmarks.quality.report import print_real, print_table, print_unseen
 from benchmarks.quality.score import headline
+from benchmarks.quality.unseen import unseen
 
 _DATA = Path(os.environ.get("FAILSLOW_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 _PARTS = {"development": False, "held_out": True}
@@ -58,12 +59,14 @@ def main(
             continue
         given = [one for one, held in matched if held is is_held_out]
         scores = headline(given)
+        blind = unseen(given)
         print_table(console, title, scores)
+        print_unseen(console, title, blind)
         if shows_failures:
             for line in failures(given):
                 console.print(line, highlight=False, soft_wrap=True)
         curves = []
-        result[title] = msgspec.to_builtins(scores)
+        result[title] = msgspec.to_builtins(scores) | {"unseen": msgspec.to_builtins(blind)}
         if splices:
             said = real.healthy(_DATA, held_out=is_held_out)
             curves = real.curves(_DATA, held_out=is_held_out, n=splices, n_processes=processes)

@@ -1,6 +1,6 @@
 """Scores as tables, for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 
 from rich.console import Console
@@ -8,6 +8,7 @@ from rich.table import Table
 
 from benchmarks.quality.real import Curve, Healthy
 from benchmarks.quality.score import Headline, Quantile, Share
+from benchmarks.quality.unseen import Unseen
 
 
 def print_table(console: Console, title: str, scores: Headline) -> None:
@@ -43,6 +44,18 @@ def print_table(console: Console, title: str, scores: Headline) -> None:
         "",
         number(scores.false_incidents_per_10000, 2),
     )
+    console.print(table)
+
+
+def print_unseen(console: Console, title: str, scores: Mapping[str, Unseen]) -> None:
+    """Print one line per sensor setting in which something cannot be judged."""
+    table = Table(title=f"{title}: what could not be judged", title_justify="left")
+    table.add_column("setting")
+    for name in ("episodes", "nobody accused falsely", "nothing false", "counted as missing", "said in the incident"):
+        table.add_column(name, justify="right")
+    for name, one in scores.items():
+        shares = (one.nobody_accused_falsely, one.nothing_false, one.counted, one.said)
+        table.add_row(name.replace("_", " "), str(one.episodes), *map(_share, shares))
     console.print(table)
 
 

@@ -4,6 +4,8 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import msgspec
+
 from pipeline.hypotheses import Hypothesis, Question
 from pipeline.observer import Counting, FrameSummary
 from schemas.alerts import Alert, Severity
@@ -36,6 +38,13 @@ class Explanation:
         """What was weighed in the iteration in which the incident was detected, but for other incidents' lives."""
         at = self.first.as_of_iteration
         return tuple(h for h in self.on_the_way if h.iteration == at and h.question is not Question.LASTS)
+
+    def as_json(self) -> bytes:
+        """Return it in one line: the first and the last alert as on the topic, and the hypotheses in their order."""
+        hypotheses = (*self.on_the_way, *self.at_the_end)
+        return msgspec.json.encode(
+            {"number": self.number, "first": self.first, "last": self.last, "hypotheses": hypotheses}
+        )
 
 
 @dataclass(slots=True)
@@ -93,9 +102,9 @@ class Explaining(Counting):
         self._new.clear()
         self._over.clear()
 
-    def worst(self) -> Explanation | None:
-        """Return that of the worst incident, of two equal ones the earlier."""
-        return max(self.explanations, key=lambda e: (*e.rank, -e.number), default=None)
+    def worst(self) -> Explanation:
+        """Return that of the worst incident, of two equal ones the earlier. Raises ValueError where there is none."""
+        return max(self.explanations, key=lambda e: (*e.rank, -e.number))
 
     def named(self, which: str) -> list[Explanation]:
         """Return those of the incidents with a number, or whose fingerprint begins so."""

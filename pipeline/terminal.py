@@ -24,6 +24,7 @@ _STYLE = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: 
 _RESOLUTION = {
     Resolution.RECOVERED: "recovered",
     Resolution.JOB_ENDED: "job ended",
+    Resolution.SUPERSEDED: "superseded",
     Resolution.LOST_SIGHT: "lost sight",
 }
 
@@ -91,6 +92,7 @@ def alert_line(alert: Alert) -> Text:
 def incident_table(incidents: Iterable[Incident]) -> Table:
     """Return incidents as a table, one row each."""
     table = Table(header_style="bold", expand=False)
+    table.add_column("no", justify="right")
     for column in ("job", "component", "kind", "severity"):
         table.add_column(column, overflow="fold")
     for column in ("slowdown", "onset", "detected", "delay"):
@@ -98,12 +100,13 @@ def incident_table(incidents: Iterable[Incident]) -> Table:
     table.add_column("resolved", overflow="fold")
     table.add_column("lost GPU-s", justify="right")
     table.add_column("advice", overflow="fold", min_width=12)
-    for incident in incidents:
+    for number, incident in enumerate(incidents, 1):
         last = incident.last
         resolved = (
             "-" if last.resolution is None else f"{_or_dash(last.resolved_iteration)} {_RESOLUTION[last.resolution]}"
         )
         table.add_row(
+            str(number),
             Text(printable(last.job_id)),
             Text(accused_text(last)),
             Text(last.kind),

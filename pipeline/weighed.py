@@ -54,7 +54,7 @@ def of_gpus(
         numbers = [
             Number(what="computation beyond peers'", value=compute.seconds[rank], unit="s", bound=least_s),
             Number(what="signal over noise", value=compute.z[rank], unit="sigma", bound=search.params.least_z),
-            Number(what="late in so many of the frames", value=late[rank], unit="share", bound=LATE_SHARE),
+            Number(what="late in iterations", value=late[rank], unit="share", bound=LATE_SHARE),
             Number(what="computation", value=compute.level[rank], unit="s"),
             Number(what="its host's time beyond peers'", value=host.seconds[rank], unit="s"),
             Number(what=CLOCK_EVIDENCE, value=clock[rank], unit="ratio"),
@@ -94,12 +94,13 @@ def of_hosts(
     shown = list(worst)[:_MOST_HOSTS] + [node for node in list(worst)[_MOST_HOSTS:] if node in accused]
     for node in shown:
         rank = worst[node]
-        holds_up = _holds_up(host.level[rank] / duration_s, host.seconds[rank], compute.seconds[rank])
+        is_gpu_late = compute.seconds[rank] >= least_s and compute.z[rank] >= search.params.least_z
+        gpu_s = compute.seconds[rank] if is_gpu_late else float("nan")
         numbers = [
             Number(what="host's own time beyond peers'", value=host.seconds[rank], unit="s", bound=least_s),
             Number(what="signal over noise", value=host.z[rank], unit="sigma", bound=search.params.least_z),
-            Number(what="late in so many of the frames", value=late[rank], unit="share", bound=LATE_SHARE),
-            holds_up,
+            Number(what="late in iterations", value=late[rank], unit="share", bound=LATE_SHARE),
+            _holds_up(host.level[rank] / duration_s, host.seconds[rank], gpu_s),
         ]
         name = ComponentName(type=ComponentType.HOST, node=node)
         hypothesis = make(
@@ -115,14 +116,12 @@ def of_hosts(
         yield hypothesis if node in accused else _below(hypothesis)
 
 
-def _holds_up(busy_share: float, host_s: float, compute_s: float) -> Number:
+def _holds_up(busy_share: float, host_s: float, gpu_s: float) -> Number:
     """Return the way of two in which a host is nearer to being what its GPU waits for."""
     busy = Number(what="host busy, of the iteration", value=busy_share, unit="share", bound=HOST_BOUND)
-    if not compute_s > 0:
+    if not gpu_s > 0:
         return busy
-    explains = Number(
-        what="of its GPU's excess, in the host's", value=host_s / compute_s, unit="share", bound=EXPLAINED
-    )
+    explains = Number(what="its excess over its GPU's", value=host_s / gpu_s, unit="share", bound=EXPLAINED)
     return max(busy, explains, key=lambda number: number.nearness)
 
 
@@ -172,6 +171,7 @@ def _link(
         Number(what="transfers it would slow", value=float(len(known)), unit="count"),
         Number(what="of those, slow", value=slowed / max(len(known), 1), unit="share", bound=0.6),
         Number(what="their time over the reference", value=ratio, unit="ratio"),
+        Number(what="likelihood gained", value=score, unit="nats"),
     )
     return make(
         kind=Kind.SLOW_LINK,
@@ -239,7 +239,7 @@ def _below(hypothesis: Hypothesis) -> Hypothesis:
     missed = hypothesis.missed
     if not missed:
         return _with(hypothesis, Verdict.OUTSCORED, "within its bounds, but another explains as much or more of it")
-    return _with(hypothesis, Verdict.BELOW, "missed: " + ", ".join(number.what for number in missed))
+    return _with(hypothesis, Verdict.BELOW, "short of " + ", ".join(number.what for number in missed))
 
 
 def _with(
@@ -252,7 +252,7 @@ def _with(
 ) -> Hypothesis:
     changed = excess_s if excess_s is not None else hypothesis.excess_s
     return replace(
-        hypothesis, verdict=verdict, reason=reason, numbers=(*numbers, *hypothesis.numbers), excess_s=changed
+        hypothesis, verdict=verdict, reason=reason, numbers=(*hypothesis.numbers, *numbers), excess_s=changed
     )
 
 

@@ -13,11 +13,12 @@ from pipeline.changes import Change
 from pipeline.excess import Excess
 from pipeline.history import History
 from pipeline.hypotheses import Hypothesis, Number, Question, Verdict
-from pipeline.incidents import WORKLOAD, Incident, JobIdentity, whole_job
+from pipeline.incidents import WORKLOAD, Incident, JobIdentity
 from pipeline.judge_params import JudgeParams
 from pipeline.notes import Notes
 from pipeline.observer import Observer
 from pipeline.ranks import RankSearch
+from pipeline.slow_job import whole_job
 from pipeline.suspect import Span, Suspect
 from pipeline.telemetry import Telemetry
 from schemas.alerts import Alert, Component, ComponentName, ComponentType, Kind, fingerprint
@@ -124,7 +125,9 @@ class Weighing(Notes):
         """Note whose samples stand out."""
         self._span = span
         for hypothesis in weighed.of_telemetry(self._make(self._asked), read, span, found):
-            self._hold(hypothesis)
+            key = (hypothesis.question, hypothesis.kind, hypothesis.candidates)
+            if hypothesis.verdict is Verdict.SUSPECTED or key not in self._held:
+                self._hold(hypothesis)
 
     def found(self, suspects: list[Suspect], claimed: frozenset[tuple[str, int]], /) -> None:
         """End the look; what open incidents have claimed is accused no further."""
@@ -174,7 +177,7 @@ class Weighing(Notes):
                 score=ratio,
                 score_unit="ratio",
                 verdict=Verdict.SUSPECTED if is_met else Verdict.BELOW,
-                reason="uneven" if is_met else "missed: " + number.what,
+                reason="uneven" if is_met else "short of " + number.what,
                 numbers=(number,),
             )
         )
@@ -298,6 +301,8 @@ class Weighing(Notes):
         key = self._find(suspect)
         if key is not None:
             held = self._held[key]
+            if suspect.excess_s < 0.99 * held.excess_s:
+                numbers = (Number(what="of which the job feels", value=suspect.excess_s, unit="s"), *numbers)
             numbers = (*held.numbers, *numbers)
             settled = replace(held, verdict=verdict, reason=reason, numbers=numbers, excess_s=suspect.excess_s)
             self._hold(replace(settled, fingerprint=name))

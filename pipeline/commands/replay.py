@@ -9,6 +9,8 @@ import click
 from pipeline.commands.options import command as declare_command
 from pipeline.commands.options import examples
 from pipeline.engine import Engine
+from pipeline.explain import Explaining
+from pipeline.explain_view import explanation_view
 from pipeline.judge import Judge
 from pipeline.observer import Counting
 from pipeline.record import Record
@@ -22,6 +24,7 @@ from schemas.topics import ALERTS, EVENTS, ITERATIONS
 EXIT_DIFFERENT = 1
 EXIT_INCIDENTS = 3
 _DIFFERENCES_SHOWN = 20
+_WORST = "worst"
 
 
 @declare_command(
@@ -30,6 +33,8 @@ _DIFFERENCES_SHOWN = 20
         "failslow replay today.fsr",
         "failslow replay today.fsr --json | jq .component.name",
         "failslow replay today.fsr --from iterations --compare",
+        "failslow replay today.fsr --explain",
+        "failslow replay today.fsr --explain 2 --json | jq .hypotheses",
     )
     + "\n\n\b\nExit codes:\n  0  no incident above info\n  3  incidents above info\n  2  bad usage or input"
     "\n  1  --compare found a difference",
@@ -46,8 +51,19 @@ _DIFFERENCES_SHOWN = 20
 @click.option(
     "--compare", "comparing", is_flag=True, help="Say whether the recorded alerts come out again, byte for byte."
 )
+@click.option(
+    "--explain",
+    "which",
+    is_flag=False,
+    flag_value=_WORST,
+    metavar="[INCIDENT]",
+    help="Show for one incident every hypothesis that was weighed, its score and the numbers it stood on. INCIDENT is "
+    "its number in the table or the beginning of its fingerprint; without it: the worst.",
+)
 @click.pass_context
-def command(ctx: click.Context, file: Path, start: str | None, *, as_json: bool, comparing: bool) -> None:
+def command(
+    ctx: click.Context, file: Path, start: str | None, which: str | None, *, as_json: bool, comparing: bool
+) -> None:
     """Judge a recording again and show its incidents.
 
     The same code as live, without a broker and without a clock: the same recording always gives the same alerts.
@@ -56,11 +72,12 @@ def command(ctx: click.Context, file: Path, start: str | None, *, as_json: bool,
     counts = count_records(progress(recording, doing="reading"))
     topic = _topic(recording, counts, start)
     _say_what_is_missing(recording)
-    observer = Counting()
+    explaining = None if which is None else Explaining()
+    observer = explaining or Counting()
     alerts: list[Alert] = []
     for alert in _replayed(recording, counts, topic, observer):
         alerts.append(alert)
-        if as_json:
+        if as_json and which is None:
             click.echo(encode_alert(alert))
     found = incidents(alerts)
     if not as_json:
@@ -68,6 +85,8 @@ def command(ctx: click.Context, file: Path, start: str | None, *, as_json: bool,
             stdout().print(incident_table(found))
         else:
             click.echo("no incident")
+    if explaining is not None and which is not None and found:
+        _explain(explaining, which, as_json=as_json)
     for what, amount in sorted(observer.counts.items()):
         click.echo(f"{what}: {amount}", err=True)
     if comparing and not _is_identical(recording, counts, topic, alerts):
@@ -102,6 +121,20 @@ def _replayed(recording: Recording, counts: Counter[Partition], topic: str, obse
     total = sum(n for (name, _), n in counts.items() if name == topic)
     records = progress(merge(recording, topic, counts), doing="judging", total=total)
     return replay(records, stage, when_unreadable=report)
+
+
+def _explain(explaining: Explaining, which: str, *, as_json: bool) -> None:
+    named = [explaining.worst()] if which == _WORST else explaining.named(which)
+    known = ", ".join(f"{e.number} ({e.first.fingerprint})" for e in explaining.explanations)
+    if len({e.first.fingerprint for e in named}) != 1:
+        what = f"begins the fingerprints of {len(named)} incidents" if named else "names no incident"
+        raise Problem(f"{printable(which)!r} {what}: give a number or a longer fingerprint of {known}")
+    for explanation in named:
+        if as_json:
+            click.echo(explanation.as_json())
+        else:
+            click.echo()
+            stdout().print(explanation_view(explanation))
 
 
 def _is_identical(recording: Recording, counts: Counter[Partition], topic: str, alerts: list[Alert]) -> bool:

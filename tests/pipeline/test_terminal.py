@@ -98,6 +98,11 @@ def test_text_from_the_network_cannot_steer_a_terminal() -> None:
     assert printable("a\x1b[31m\r\n\x00\u202eb ü") == "a\ufffd[31m\ufffd\ufffd\ufffd\ufffdb ü"
 
 
+@pytest.mark.parametrize("resolution", list(Resolution))
+def test_a_line_says_why_an_incident_ended(resolution: Resolution) -> None:
+    assert f"{resolution.replace('_', ' ')} at 211" in alert_line(alert(resolution=resolution)).plain
+
+
 def test_incidents_stand_in_a_table_one_row_each() -> None:
     out = io.StringIO()
     alerts = [alert(), alert(revision=2, resolution=Resolution.RECOVERED)]
@@ -105,6 +110,7 @@ def test_incidents_stand_in_a_table_one_row_each() -> None:
     (row,) = [line for line in out.getvalue().splitlines() if "pretrain" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == [
+        "1",
         "pretrain",
         "GPU-00000005 of node-3",
         "slow_gpu",

@@ -40,8 +40,11 @@ bench: setup ## Measure against named baselines, in one run each
 overhead: setup ## Measure what observing costs a real process, as root, in 8 minutes; writes build/overhead.json
 	$(BIN)/python -m benchmarks.overhead
 
-quality: setup ## Judge the labelled corpus and real series; scores go to build/quality.json (hours; goes on where it stopped)
+quality: setup baselines ## Judge the labelled corpus and real series, and published methods (hours; goes on where it stopped)
 	$(BIN)/python -m benchmarks.quality --part all
+	$(BIN)/python -m benchmarks.quality.compare --part all
+	$(BIN)/python -m benchmarks.quality.compare_series --held-out --cv 0.1 --cv 0.05 --cv 0.03
+	$(BIN)/python -m benchmarks.quality.document
 
 lock: $(UV) ## Renew requirements.lock, and that of the baselines, from pyproject.toml
 	$(UV) pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade --generate-hashes \

@@ -43,12 +43,7 @@ class Paired(Struct, frozen=True, kw_only=True):
     ours: float
     other: float
     difference: Three
-
-    @property
-    def verdict(self) -> str:
-        """Whether the product is ahead: yes, no, or open where the interval holds 0."""
-        _, low, high = self.difference
-        return "yes" if low > 0 else "no" if high < 0 else "open"
+    verdict: str  # whether the product is ahead: "yes", "no", or "open" where the interval holds 0
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -119,13 +114,15 @@ def paired(found: Mapping[str, Sequence[Outcomes]], weights: FloatArray) -> list
 
 
 def _row(method: str, equal: str, at: float, ours: FloatArray, other: FloatArray, difference: FloatArray) -> Paired:
+    middle, low, high = interval(difference)
     return Paired(
         method=method,
         equal=equal,
         at=at,
         ours=float(ours[0]),
         other=float(other[0]),
-        difference=interval(difference),
+        difference=(middle, low, high),
+        verdict="yes" if low > 0 else "no" if high < 0 else "open",
     )
 
 

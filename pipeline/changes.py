@@ -1,25 +1,28 @@
 """Did this job get slower than it was? Change points of its iteration time, believed only once verified.
 
-BOCPD and CUSUM propose; the sequential test of detectors.verify disposes. A third question needs no proposal: whether
-the last iterations are slower than the job's own long reference, which finds ramps and stairs of small steps.
+BOCPD proposes, and the sequential test of detectors.verify disposes: it knows within two or three iterations, where a
+change is plain. What lies within the noise, grows slowly or comes in small steps is found by the evidence that has
+added up since (detectors.evidence), and its size is an estimate then and no bound.
 """
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from math import log
 
 import numpy as np
 
 from detectors.bocpd import Bocpd
-from detectors.cusum import Cusum
+from detectors.evidence import strongest_split
 from detectors.verify import LEAST_BEFORE, MOST_AFTER, Outcome, confirm, shift
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
+from pipeline.notes import NO_NOTES, Notes
+from pipeline.suspect import FEWEST_REFERENCE
 from schemas.table import FloatArray
 
-_LONG_REFERENCE = 256
-_LAG = 24  # frames that the long reference stays behind, so that a ramp does not drag it along
-_RECENT = 12
+_LEVEL = 500  # frames of the present level that are remembered
 _REFINE = 6
+_MANY = 8  # values that outvote spikes, however often those come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,7 @@ class Change:
     ratio: float
     reference_start: int  # the frames before it, for comparison
     reference_stop: int
+    n_after: int  # frames since the onset when it was verified
 
     def since(self, first: "Change") -> "Change":
         """Return this change, which came soon after another one, compared with what was before that."""
@@ -50,44 +54,52 @@ class ChangeSearch:
 
     params: JudgeParams
     level_start: int = 0  # the frame from which on the present level holds
+    notes: Notes = NO_NOTES
     _bocpd: Bocpd = field(default_factory=lambda: Bocpd(1))
-    _cusum: Cusum = field(default_factory=lambda: Cusum(1))
     _candidate: int | None = None
-    _quiet: int = 0  # frames since an incident was open
-    _long: deque[float] = field(default_factory=lambda: deque(maxlen=_LONG_REFERENCE + _LAG))
+    _level: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVEL))  # seconds, since level_start
+    _last_level: FloatArray = field(default_factory=lambda: np.empty(0))  # of the level before
 
-    def update(self, history: History, *, disturbed: bool) -> Change | None:
-        """Take in the latest frame; `disturbed` while an incident is open, when the long reference stands still."""
+    def update(self, history: History) -> Change | None:
+        """Take in the latest frame."""
         duration_s = float(history.durations(history.n_frames - 1, history.n_frames)[0])
         if not np.isfinite(duration_s):
             return None
-        log_time = np.array([np.log(duration_s)])
-        verdicts = (self._bocpd.update(log_time), self._cusum.update(log_time))
-        self._quiet = 0 if disturbed else self._quiet + 1
-        if not disturbed:
-            self._long.append(duration_s)
-        if self._candidate is None:
-            for verdict in verdicts:
-                if verdict.score[0] >= 1.0 and verdict.run_length[0] >= 1:
-                    proposed = history.n_frames - int(verdict.run_length[0])
-                    if proposed > self.level_start:
-                        self._candidate = proposed
-                        break
-        change = self._verify(history)
-        settled = min(self._quiet, history.n_frames - self.level_start)
-        if change is None and self._candidate is None and settled >= _RECENT:
-            change = self._drift(history)
-        return change
+        self._level.append(duration_s)
+        verdict = self._bocpd.update(np.array([np.log(duration_s)]))
+        if self._candidate is None and verdict.score[0] >= 1.0 and verdict.run_length[0] >= 1:
+            proposed = history.n_frames - int(verdict.run_length[0])
+            if proposed > self.level_start:
+                self._candidate = proposed
+        return self._verify(history) or self._add_up(history)
+
+    def _add_up(self, history: History) -> Change | None:
+        """Look at the evidence of all splits of the present level."""
+        times_s = np.array(self._level)
+        found = strongest_split(np.log(times_s), least_log_ratio=log(self.params.least_slowdown))
+        if found is None or found.score < self.params.evidence:
+            return None
+        before, after = times_s[: -found.length], times_s[-found.length :]
+        moved = shift(before, after)
+        onset = history.n_frames - found.length
+        self.notes.compared(moved, onset, with_long_past=True)
+        is_clear = moved.lower > 0 if found.log_ratio > 0 else moved.upper < 0
+        if found.length < _MANY and not is_clear:
+            return None
+        if found.log_ratio > 0:  # of a ramp, the split is where it has become plain, and not where it began
+            began = self._left_reference(history, float(np.median(before)), moved.ratio)
+            onset = min(onset, max(began, self.level_start + LEAST_BEFORE))
+        return self._settled(history, onset, before, after, moved.ratio)
 
     def _verify(self, history: History) -> Change | None:
         if self._candidate is None:
             return None
         onset = self._refined(history, self._candidate)
-        start = self._reference_start(history, onset)
-        before = history.durations(start, onset)
+        before = self._before(history, onset)
         after = history.durations(onset, history.n_frames)[:MOST_AFTER]
         slower = shift(before, after)
-        if start < self.level_start and self._is_of_present_level(history, onset, after):
+        self.notes.compared(slower, onset)
+        if onset - self.level_start < LEAST_BEFORE and self._is_of_present_level(history, onset, after):
             self._candidate = None
             return None
         outcomes = [
@@ -95,23 +107,15 @@ class ChangeSearch:
             (confirm(slower, 1 / self.params.least_slowdown).outcome),
         ]
         if Outcome.CONFIRMED in outcomes:
-            self._settle(onset)
-            return Change(
-                onset=onset,
-                before_s=float(np.median(before)),
-                after_s=float(np.median(after)),
-                ratio=slower.ratio,
-                reference_start=start,
-                reference_stop=onset,
-            )
+            return self._settled(history, onset, before, after, slower.ratio)
         if Outcome.UNDECIDED not in outcomes or history.n_frames - self._candidate > MOST_AFTER:
             self._candidate = None
         return None
 
-    def _reference_start(self, history: History, onset: int) -> int:
-        """Return from where on frames are compared with: a level that has held too briefly takes from those before."""
-        start = max(self.level_start, onset - self.params.reference_frames)
-        return min(start, max(history.first, onset - LEAST_BEFORE))
+    def _before(self, history: History, onset: int) -> FloatArray:
+        """Return the times before an onset; a level that has held too briefly takes from those before."""
+        times_s = np.array(self._level)[: onset - history.n_frames][-self.params.reference_frames :]
+        return times_s if len(times_s) >= LEAST_BEFORE else history.durations(onset - LEAST_BEFORE, onset)
 
     def _is_of_present_level(self, history: History, onset: int, after: FloatArray) -> bool:
         """Whether times are those since the last change, which has been told already."""
@@ -134,35 +138,39 @@ class ChangeSearch:
                 best, best_gain = split, float(gain)
         return best
 
-    def _settle(self, onset: int) -> None:
+    def _settled(self, history: History, onset: int, before: FloatArray, after: FloatArray, ratio: float) -> Change:
+        """Begin a new level, or return to the one before the last: then all that is known of that one counts again."""
+        before_s, after_s = float(np.median(before)), float(np.median(after))
+        times_s = np.array(self._level)
+        n_after = history.n_frames - onset
+        earlier, since = times_s[:-n_after], times_s[-n_after:]
+        reference_start = max(history.first, self.level_start, onset - self.params.reference_frames)
+        if onset - reference_start < FEWEST_REFERENCE:
+            reference_start = max(history.first, onset - LEAST_BEFORE)
+        is_back = len(self._last_level) > 0 and abs(log(after_s / np.median(self._last_level))) < self._same
+        kept = np.concatenate([self._last_level, since]) if is_back else since
+        self._level = deque(kept.tolist(), maxlen=_LEVEL)
+        self._last_level = earlier
         self._candidate = None
         self.level_start = onset
-        self._cusum = Cusum(1)
-
-    def _drift(self, history: History) -> Change | None:
-        """Compare the last iterations with the long reference."""
-        reference = np.array(self._long)[:-_LAG] if len(self._long) > _LAG else np.empty(0)
-        if len(reference) < self.params.reference_frames:
-            return None
-        after = history.durations(history.n_frames - _RECENT, history.n_frames)
-        found = shift(reference, after)
-        if confirm(found, self.params.least_slowdown).outcome is not Outcome.CONFIRMED:
-            return None
-        onset = self._left_reference(history, reference, found.ratio)
-        self._settle(onset)
         return Change(
             onset=onset,
-            before_s=float(np.median(reference)),
-            after_s=float(np.median(after)),
-            ratio=found.ratio,
-            reference_start=max(history.first, onset - self.params.reference_frames),
+            before_s=before_s,
+            after_s=after_s,
+            ratio=ratio,
+            reference_start=reference_start,
             reference_stop=onset,
+            n_after=n_after,
         )
 
-    def _left_reference(self, history: History, reference: FloatArray, ratio: float) -> int:
+    @property
+    def _same(self) -> float:
+        """How far apart, in logarithms, two levels may be that are the same."""
+        return log(self.params.least_slowdown) / 2
+
+    def _left_reference(self, history: History, reference_s: float, ratio: float) -> int:
         """Return the frame after the last one in which the job was nearer to its reference than to now."""
         held = history.durations(history.first, history.n_frames)
         smooth = np.array([np.median(held[max(0, i - 2) : i + 3]) for i in range(len(held))])
-        below = np.flatnonzero(smooth < np.median(reference) * (1 + (ratio - 1) / 4))
-        onset = history.first + (int(below[-1]) + 1 if len(below) else 0)
-        return min(onset, history.n_frames - _RECENT // 2)
+        below = np.flatnonzero(smooth < reference_s * (1 + (ratio - 1) / 4))
+        return history.first + (int(below[-1]) + 1 if len(below) else 0)

@@ -1,7 +1,7 @@
 """The life of incidents: firing, restated while they last, resolved with a reason. One per component and kind.
 
-An incident resolves after `hold_frames` good frames. One that was bad for a short spell only has to be good for twice
-as long as that, and one that came back soon after for longer each time, so that an intermittent fault is one incident
+An incident resolves after `hold_frames` good frames. One that was bad for a short spell only has to be good for longer
+than that, and one that came back soon after for longer each time, so that an intermittent fault is one incident
 and not many. What begins as information about the job grows with all that the job has lost since.
 """
 
@@ -15,15 +15,13 @@ from pipeline.advice import advice, causes
 from pipeline.groups import quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
+from pipeline.slow_job import slow_job, whole_job
 from pipeline.suspect import CLOCK_EVIDENCE, Suspect
-from pipeline.watch import JobWatch
 from schemas.alerts import (
     ALERT_SCHEMA_VERSION,
     Alert,
     AlertState,
     Component,
-    ComponentName,
-    ComponentType,
     Evidence,
     Kind,
     Resolution,
@@ -37,6 +35,8 @@ _FLAP_FRAMES = 60  # coming back within so many frames of its resolution is flap
 _LONGEST_HOLD = 80
 _RESTATE_CHANGE = 0.33
 _SHORT_SPELL = 20  # slow frames; a fault that comes and goes is there for less at a time, and gone for up to twice that
+_SPELLS = 3  # times as long as its longest spell that a fault is waited for
+_MOST_BAD = 0.2  # of the frames of a hold: less than the one spell that it may begin with
 _GOOD_FRAMES = 3  # in succession that end a spell
 _GROWN_FRAMES = 12  # in which a job has to be slow enough to accuse somebody, beyond its own noise
 _GROWN_Z = 2.5
@@ -76,7 +76,9 @@ class Incident:
     unseen: int = 0
     n_updates: int = 0  # each waits twice as long as the one before
     spell: int = 0  # slow frames in the latest spell
+    longest_spell: int = 0
     good: int = 0  # frames that were not slow since then
+    grown: int = 0  # frames for which information about the job has been too little to say
 
     @property
     def slowdown(self) -> float:
@@ -106,7 +108,7 @@ class IncidentBook:
         return frozenset().union(*(i.suspect.claims for i in self.open.values() if i.severity is not Severity.INFO))
 
     def underestimated(self, history: History) -> tuple[Incident, float] | None:
-        """Return the information about the job if it has grown enough to accuse somebody, and the seconds lost now.
+        """Return the information about the job once it has grown enough to accuse somebody, and the seconds lost now.
 
         Whatever was measured when it began, the job's own time says what it has lost since.
         """
@@ -116,30 +118,18 @@ class IncidentBook:
             recent = history.durations(history.n_frames - _GROWN_FRAMES, history.n_frames)
             level_s = float(np.median(recent))
             error_s = 1.253 * float(robust_scale(recent[:, None])[0]) / len(recent) ** 0.5
-            if level_s - _GROWN_Z * error_s >= self.params.accused_slowdown * incident.reference_s:
+            is_grown = level_s - _GROWN_Z * error_s >= self.params.accused_slowdown * incident.reference_s
+            incident.grown = incident.grown + 1 if is_grown else 0
+            if is_grown:
                 return incident, level_s - incident.reference_s
         return None
 
     def raise_job(self, incident: Incident, history: History, excess_s: float) -> Iterator[Alert]:
         """Say that the job as a whole has become so much slower that it is information no longer."""
+        incident.suspect = slow_job(incident.reference_s, excess_s, incident.suspect.z)
         incident.excess_s = incident.restated_excess_s = excess_s
         incident.severity = self._severity(Kind.SLOW_JOB, incident.slowdown)
         incident.restated_frame = history.n_frames
-        after_s = incident.reference_s + excess_s
-        incident.suspect = replace(
-            incident.suspect,
-            kind=Kind.SLOW_JOB,
-            component=whole_job(),
-            excess_s=excess_s,
-            watch=JobWatch(incident.reference_s),
-            sources=("host_call",),
-            evidence=(
-                Evidence(
-                    what="iteration time", value=after_s, unit="s", reference=incident.reference_s, source="host_call"
-                ),
-            ),
-            claims=frozenset(),
-        )
         yield self._alert(incident, history, AlertState.FIRING)
 
     def start(
@@ -183,6 +173,7 @@ class IncidentBook:
             restated_frame=now,
             restated_excess_s=suspect.excess_s,
             spell=now - onset_frame,
+            longest_spell=now - onset_frame,
         )
         since = suspect.watch.excess(history, onset_frame, now)
         incident.lost_gpu_s = self.identity.world_size * float(np.nansum(np.maximum(since, 0.0)))
@@ -242,8 +233,8 @@ class IncidentBook:
     def _recovered_at(self, incident: Incident, history: History) -> int | None:
         """Return the iteration from which on the excess was gone, once it has been for long enough."""
         now, hold = history.n_frames, incident.hold
-        if incident.spell <= _SHORT_SPELL:
-            hold = max(hold, 2 * incident.spell)
+        if incident.longest_spell <= _SHORT_SPELL:
+            hold = max(hold, _SPELLS * incident.longest_spell)
         start = max(now - hold, incident.opened_frame - 1)
         recent = incident.suspect.watch.excess(history, start, now)
         known = np.isfinite(recent)
@@ -251,6 +242,8 @@ class IncidentBook:
             return None
         small = incident.good_s
         if float(np.median(recent[known])) > small or np.count_nonzero(recent[known] <= small) < 0.7 * known.sum():
+            return None
+        if np.count_nonzero(recent[known] > 0.5 * incident.excess_s) > _MOST_BAD * known.sum():
             return None
         earlier = incident.suspect.watch.excess(history, max(incident.opened_frame - 1, now - 3 * hold), now)
         last_bad = np.flatnonzero(np.nan_to_num(earlier, nan=0.0) > 0.5 * incident.excess_s)
@@ -338,6 +331,7 @@ def _count_spell(incident: Incident, *, is_slow: bool) -> None:
     if is_slow:
         incident.spell = 1 if incident.good >= _GOOD_FRAMES else incident.spell + 1
         incident.good = 0
+        incident.longest_spell = max(incident.longest_spell, incident.spell)
     else:
         incident.good += 1
 
@@ -353,12 +347,6 @@ def _with_present_clock(suspect: Suspect, history: History) -> Suspect:
     ratio = float(np.nanmin(level[ranks]) / np.nanmedian(level))
     evidence = tuple(replace_struct(e, value=ratio) if e.what == CLOCK_EVIDENCE else e for e in suspect.evidence)
     return replace(suspect, evidence=evidence)
-
-
-def whole_job() -> Component:
-    """Return the component of an incident that accuses nothing in particular."""
-    name = ComponentName(type=ComponentType.JOB)
-    return Component(type=ComponentType.JOB, name=name, candidates=(name,))
 
 
 def _rounded(value: float) -> float:

@@ -9,21 +9,25 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from detectors.verify import MOST_AFTER, Outcome, confirm, shift
+from detectors.verify import MOST_AFTER
 from pipeline.changes import Change, ChangeSearch
 from pipeline.frames import Frame, FrameAssembler, Lateness, Signal
 from pipeline.history import History
 from pipeline.imbalance import find_imbalance
-from pipeline.incidents import WORKLOAD, IncidentBook, JobIdentity, whole_job
+from pipeline.incidents import WORKLOAD, IncidentBook, JobIdentity
+from pipeline.inquiry import QUICK, Inquiry, as_of_now, lasts
 from pipeline.judge_params import JudgeParams
+from pipeline.notes import NO_NOTES, Notes
 from pipeline.observer import Observer
 from pipeline.search import Search
+from pipeline.slow_job import slow_job
 from pipeline.structure import Structure
 from pipeline.summary import summary
-from pipeline.suspect import FEWEST_REFERENCE, Span, Suspect
+from pipeline.suspect import Span, Suspect
 from pipeline.topology import Topology
 from pipeline.watch import JobWatch, ScaledWatch
-from schemas.alerts import Alert, Evidence, Kind, Resolution
+from pipeline.weighing import Weighing
+from schemas.alerts import Alert, Kind, Resolution
 from schemas.events import Sensor
 from schemas.iterations import IterationBatch, Quality
 from schemas.table import FloatArray, IntArray
@@ -32,14 +36,6 @@ _NOT_COMPARABLE = int(Quality.INCOMPLETE | Quality.OTHER_WORK | Quality.PAUSED)
 _BALANCED_LOOKS = 3
 _TELEMETRY_LAG_S = 2.5  # two samples, a second apart, and their flush
 _LONGEST_PATIENCE = 40
-
-
-@dataclass(slots=True)
-class _Inquiry:
-    """A verified slowdown whose component is looked for."""
-
-    change: Change
-    deadline: int
 
 
 @dataclass(slots=True)
@@ -58,13 +54,14 @@ class Job:
     history: History = field(init=False)
     book: IncidentBook = field(init=False)
     changes: ChangeSearch = field(init=False)
+    notes: Notes = field(init=False)
     sensors: Sensor = field(default_factory=lambda: Sensor(0))
     nodes_seen: set[str] = field(default_factory=set)
     nodes_ended: set[str] = field(default_factory=set)
     warmed: int = 0
     first_iteration: int | None = None
     _structure: Structure | None = None
-    _inquiry: _Inquiry | None = None
+    _inquiry: Inquiry | None = None
     _last_change: Change | None = None
     _balanced: int = 0  # looks in succession that found no imbalance
     _throttle: IntArray = field(init=False)
@@ -75,7 +72,9 @@ class Job:
         self.assembler = FrameAssembler(self.topology, self.observer, self.lateness)
         self.history = History(self.identity.world_size)
         self.book = IncidentBook(self.identity, self.params, self.revisions, self.holds, self.owners)
-        self.changes = ChangeSearch(self.params)
+        listens = self.observer.wants_hypotheses
+        self.notes = Weighing(self.identity, self.params, self.observer) if listens else NO_NOTES
+        self.changes = ChangeSearch(self.params, notes=self.notes)
         self._throttle = np.zeros(self.identity.world_size, np.int64)
 
     def handle(self, batch: IterationBatch) -> Iterator[Alert]:
@@ -116,9 +115,12 @@ class Job:
         structure = self._current_structure()
         self.history.push(frame, duration_s, frame.transfers(structure.expected), usable)
         self._throttle = frame.throttle.astype(np.int64)
-        change = self.changes.update(self.history, disturbed=bool(self._accusing()))
+        self.notes.frame(self.history)
+        change = self.changes.update(self.history)
+        self.notes.follow(self.book.open.values())
         for alert in self.book.follow(self.history, self._throttle):
             yield alert
+            self.notes.told(alert)
             self._doubt(alert)
         if change is not None and change.ratio > 1:
             yield from self._inquire(change, structure)
@@ -128,6 +130,7 @@ class Job:
             yield from self._look_at_peers(structure)
         yield from self._reconsider()
         yield from self._look_at_balance(structure)
+        self.notes.judged()
         self.observer.frame_judged(summary(self.identity, frame, duration_s, usable, structure, self._reference_s()))
 
     def _doubt(self, alert: Alert) -> None:
@@ -141,7 +144,7 @@ class Job:
         recent_s = float(np.median(self.history.durations(onset, now)))
         if recent_s >= (1 + 0.5 * (change.ratio - 1)) * change.before_s:
             again = replace(change, onset=onset, after_s=recent_s)
-            self._inquiry = _Inquiry(again, now + self.params.inquiry_frames)
+            self._inquiry = Inquiry(again, now + self.params.inquiry_frames)
 
     def _accusing(self) -> list[str]:
         return [name for name, incident in self.book.open.items() if incident.kind not in WORKLOAD]
@@ -161,17 +164,11 @@ class Job:
                 return
             change = change.since(first)
         self._last_change = change
-        self._inquiry = _Inquiry(change, self.history.n_frames + self._patience(change.after_s))
-        yield from self._continue_inquiry(structure)
-
-    def _lasts(self, change: Change) -> bool:
-        """Whether the last frames are still slow: without a culprit, a few slow iterations are no incident."""
         now = self.history.n_frames
-        before = self.history.durations(change.reference_start, change.reference_stop)
-        found = shift(before, self.history.durations(change.onset, now)[:MOST_AFTER])
-        latest_s = float(np.median(self.history.durations(now - self.params.transient_frames, now)))
-        is_slow_still = latest_s >= (1 + 0.25 * (change.ratio - 1)) * change.before_s
-        return is_slow_still and confirm(found, self.params.least_slowdown).outcome is Outcome.CONFIRMED
+        # What took long to be seen needs no further frames to look at.
+        deadline = max(now, now + self._patience(change.after_s) + QUICK - change.n_after)
+        self._inquiry = Inquiry(change, deadline)
+        yield from self._continue_inquiry(structure)
 
     def _patience(self, iteration_s: float) -> int:
         """Return for how many frames to look for a component: fewer where nothing could show one."""
@@ -193,13 +190,14 @@ class Job:
             after = watch.excess(self.history, change.onset, now)
             if np.isfinite(before).any() and np.isfinite(after).any():
                 grown_s += float(np.nanmedian(after) - np.nanmedian(before))
+        self.notes.explained(change, grown_s)
         return grown_s >= 0.5 * gained_s
 
     def _continue_inquiry(self, structure: Structure) -> Iterator[Alert]:
         """Look for the component of a verified slowdown; say "the job" once there has been time enough to see more."""
         inquiry = self._inquiry
         assert inquiry is not None
-        change, now = inquiry.change, self.history.n_frames
+        change, now = as_of_now(inquiry.change, self.history, self.params), self.history.n_frames
         gained_s = change.after_s - change.before_s
         span = Span(
             start=max(change.onset, now - 2 * self.params.window_frames),
@@ -219,44 +217,41 @@ class Job:
             watch = JobWatch(change.before_s, 1.25 * gained_s)
             suspects = search.by_telemetry(span, gained_s, watch)
         if now < inquiry.deadline and not (suspects and all(suspect.is_clear for suspect in suspects)):
+            self.notes.waiting(suspects, inquiry.deadline)
+            return
+        has_lasted = True if suspects else lasts(change, self.history, self.params)
+        if has_lasted is None and now - change.onset < MOST_AFTER:
             return
         self._inquiry = None
-        if not suspects and not self._lasts(change):
+        if not has_lasted:
+            self.notes.passing(change)
             self.observer.counted("changes_transient", 1)
             return
         if not suspects:
-            watch = JobWatch(change.before_s)
             capped = JobWatch(change.before_s, 1.25 * gained_s)
-            suspects = search.by_telemetry(span, gained_s, capped) or [self._slow_job(change, gained_s, watch)]
+            suspects = search.by_telemetry(span, gained_s, capped) or [self._whole(change.before_s, gained_s)]
         for suspect in suspects:
             felt = _felt(suspect, gained_s)
             onset_iteration = self.history.iteration_at(change.onset)
             yield from self._open(felt, change.onset, onset_iteration, change.before_s, 0.99)
 
-    def _slow_job(self, change: Change, gained_s: float, watch: JobWatch) -> Suspect:
-        unseen = self.topology.node_by_rank.count("")
-        evidence = [
-            Evidence(
-                what="iteration time", value=change.after_s, unit="s", reference=change.before_s, source="host_call"
-            )
-        ]
-        if unseen:
-            evidence.append(Evidence(what="ranks that no agent reports: unknown", value=float(unseen), unit="count"))
-        return Suspect(
-            kind=Kind.SLOW_JOB,
-            component=whole_job(),
-            excess_s=gained_s,
-            z=self.params.least_z,
-            watch=watch,
-            sources=("host_call",),
-            evidence=tuple(evidence),
-        )
+    def _whole(self, before_s: float, gained_s: float) -> Suspect:
+        return slow_job(before_s, gained_s, self.params.least_z, self.topology.node_by_rank.count(""))
 
     def _reconsider(self) -> Iterator[Alert]:
-        """Accuse the suspect of an incident that was too small to accuse anybody when it began."""
-        for incident in self.book.underestimated():
-            onset = int(np.searchsorted(self.history.iterations_held(), incident.onset_iteration)) + self.history.first
-            suspect = replace(incident.suspect, excess_s=incident.excess_s)
+        """Look for the culprit of what was too little to accuse anybody when it began, and has grown since."""
+        if (grown := self.book.underestimated(self.history)) is None or self._inquiry is not None:
+            return
+        incident, gained_s = grown
+        now, held = self.history.n_frames, self.history.iterations_held()
+        onset = int(np.searchsorted(held, incident.onset_iteration)) + self.history.first
+        before = max(onset - self.params.reference_frames, self.history.first)
+        span = Span(start=now - self.params.window_frames, stop=now, reference_start=before, reference_stop=onset)
+        suspects = self._search(self._current_structure()).of_growth(span, gained_s, incident.reference_s)
+        may_show = bool(self.sensors & (Sensor.GPU | Sensor.SPAN))  # who it is, in some more frames
+        if not suspects and (not may_show or incident.grown > 2 * self.params.window_frames):
+            yield from self.book.raise_job(incident, self.history, gained_s)
+        for suspect in suspects:
             yield from self._open(suspect, onset, incident.onset_iteration, incident.reference_s, 0.99)
 
     def _look_at_peers(self, structure: Structure) -> Iterator[Alert]:
@@ -271,37 +266,22 @@ class Job:
         for suspect in search.find(span, share * duration_s, links=now % (2 * stride) == 0):
             effect_s = min(suspect.excess_s, search.beyond_other_stages(suspect, span))
             if effect_s < share * duration_s:
+                self.notes.absorbed(suspect, effect_s, share * duration_s)
                 self.observer.counted("suspects_absorbed", 1)
                 continue
             onset = search.since(suspect)
-            from_start = onset <= self.history.first and self.history.first == 0
-            iteration = self.first_iteration if from_start else self.history.iteration_at(onset)
-            assert iteration is not None
+            iteration = self._first_slow(onset)
             yield from self._open(_felt(suspect, effect_s), onset, iteration, duration_s - effect_s, 0.95)
         if self.sensors & Sensor.NVML and not self.sensors & (Sensor.GPU | Sensor.SPAN):
-            yield from self._look_at_clocks(search, span)
+            for suspect, onset in search.by_clock(span, self._unfelt):
+                iteration, reference_s = self._first_slow(onset), duration_s - suspect.excess_s
+                yield from self._open(suspect, onset, iteration, reference_s, 0.95)
 
-    def _look_at_clocks(self, search: Search, span: Span) -> Iterator[Alert]:
-        """Accuse a GPU that runs at a low clock, unless the job was as fast before: then it does not feel it."""
-        suspects, first = search.by_clock(span), self.history.first
-        self._unfelt &= {rank for suspect in suspects for _, rank in suspect.claims}
-        duration_s = float(np.median(self.history.durations(span.start, span.stop)))
-        for suspect in suspects:
-            onset, ranks = search.since(suspect), {rank for _, rank in suspect.claims}
-            has_past, gained_s = onset - first >= FEWEST_REFERENCE, suspect.excess_s
-            if has_past:
-                past = self.history.durations(onset - self.params.reference_frames, onset)
-                gained_s = duration_s - float(np.median(past))
-            elif ranks & self._unfelt:
-                continue
-            if gained_s < (1 - 1 / self.params.accused_slowdown) * duration_s:
-                self._unfelt |= ranks if has_past else set()
-                continue
-            iteration = self.history.iteration_at(onset)
-            if onset == 0:
-                iteration = self.first_iteration or 0
-            felt = replace(suspect, excess_s=gained_s, watch=ScaledWatch(suspect.watch, gained_s / suspect.excess_s))
-            yield from self._open(felt, onset, iteration, duration_s - gained_s, 0.95)
+    def _first_slow(self, onset: int) -> int:
+        """Return the iteration of an onset's frame; a suspect slow in the first frame was so in the warm-up."""
+        iteration = self.first_iteration if onset == 0 else self.history.iteration_at(onset)
+        assert iteration is not None
+        return iteration
 
     def _search(self, structure: Structure) -> Search:
         return Search(
@@ -312,6 +292,7 @@ class Job:
             self.sensors,
             self._throttle,
             self.book.claimed(),
+            self.notes,
         )
 
     def _reference_s(self) -> float:
@@ -329,6 +310,7 @@ class Job:
                 yield from self.book.end(self.history, Resolution.SUPERSEDED, frozenset({Kind.SLOW_JOB}))
         ranks = [number for what, number in suspect.claims if what == "rank"]
         throttle = int(np.bitwise_or.reduce(self._throttle[ranks])) if ranks else 0
+        self.notes.accused(suspect, reference_s)
         yield from self.book.start(
             suspect,
             onset_frame=onset_frame,
@@ -343,7 +325,7 @@ class Job:
         now = self.history.n_frames
         if now % self.params.imbalance_frames or self._accusing():
             return
-        found = find_imbalance(self.history, structure.groups, structure.stages, self.params, now)
+        found = find_imbalance(self.history, structure.groups, structure.stages, self.params, now, self.notes)
         self._balanced = 0 if found else self._balanced + 1
         if found is None:
             if self._balanced >= _BALANCED_LOOKS:

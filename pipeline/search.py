@@ -1,6 +1,7 @@
 """The search for components that are slower than they should be, over ranks, links and telemetry alike."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from pipeline.structure import Structure
 from pipeline.suspect import FEWEST_REFERENCE, Span, Suspect
 from pipeline.throttling import rarely_throttled
 from pipeline.topology import Topology
-from pipeline.watch import JobWatch
+from pipeline.watch import JobWatch, ScaledWatch
 from schemas.alerts import Kind
 from schemas.events import Sensor
 from schemas.table import FloatArray, IntArray
@@ -49,11 +50,34 @@ class Search:
         self.notes.telemetry(telemetry, span, found)
         return found
 
-    def by_clock(self, span: Span) -> list[Suspect]:
-        """Return GPUs that run at low clocks throughout: all that is known where computation is not seen."""
-        n_stages = len(np.unique(self.structure.stages[self.structure.stages >= 0]))
-        found = self._ranks().telemetry.standing(span, max(n_stages, 1))
-        return [suspect for suspect in found if not suspect.claims & self.claimed]
+    def by_clock(self, span: Span, unfelt: set[int]) -> Iterator[tuple[Suspect, int]]:
+        """Yield GPUs at low clocks that the job feels, with the frame since when: all there is where no times are seen.
+
+        Ranks that made it no slower when their clocks fell are kept in `unfelt`.
+        """
+        n_stages = max(len(np.unique(self.structure.stages[self.structure.stages >= 0])), 1)
+        suspects, first = self._ranks().telemetry.standing(span, n_stages), self.history.first
+        unfelt &= {rank for suspect in suspects for _, rank in suspect.claims}
+        duration_s = float(np.median(self.history.durations(span.start, span.stop)))
+        for suspect in suspects:
+            onset, ranks = self.since(suspect), {rank for _, rank in suspect.claims}
+            has_past, gained_s = onset - first >= FEWEST_REFERENCE, suspect.excess_s
+            if suspect.claims & self.claimed or (ranks <= unfelt and not has_past):
+                continue
+            if has_past:
+                past = self.history.durations(onset - self.params.reference_frames, onset)
+                gained_s = duration_s - float(np.median(past))
+            if gained_s >= (1 - 1 / self.params.accused_slowdown) * duration_s:
+                yield _costing(suspect, gained_s), onset
+            elif has_past:
+                unfelt |= ranks
+
+    def of_growth(self, span: Span, gained_s: float, reference_s: float) -> list[Suspect]:
+        """Return who explains most of what a job has lost bit by bit: taken to be the reason of all of it."""
+        suspects = [suspect for suspect in self.find(span, 0.5 * gained_s) if suspect.is_clear]
+        if not suspects and not self.sensors & (Sensor.GPU | Sensor.SPAN):
+            suspects = self.by_telemetry(span, gained_s, JobWatch(reference_s))
+        return [_costing(suspect, gained_s) for suspect in suspects]
 
     def beyond_other_stages(self, suspect: Suspect, span: Span) -> float:
         """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
@@ -98,6 +122,11 @@ class Search:
         source = "span" if self.sensors & Sensor.SPAN else "gpu"
         throttled = rarely_throttled(self.throttle)
         return RankSearch(self.history, self.topology, self.structure, self.params, throttled, source, self.notes)
+
+
+def _costing(suspect: Suspect, gained_s: float) -> Suspect:
+    """Return the suspect with what the job has lost for its excess."""
+    return replace(suspect, excess_s=gained_s, watch=ScaledWatch(suspect.watch, gained_s / suspect.excess_s))
 
 
 def _or_zero(values: FloatArray) -> FloatArray:

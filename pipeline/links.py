@@ -118,7 +118,7 @@ class LinkSearch:
                 continue
             scores[name] = (_gain(ratios.log_ratio[seen], ratios.error[seen], slow[seen]), seen.tobytes())
         if not scores:
-            self.notes.links(None, scores, ratios.log_ratio, slow, self.paths.predicted)
+            self.notes.links(None, scores, ratios.log_ratio, slow, ~is_open_question, self.paths.predicted)
             return None, np.zeros(0, np.int64)
         winner = max(scores, key=lambda name: scores[name][0])
         alike = [name for name in scores if scores[name][1] == scores[winner][1]]
@@ -126,7 +126,7 @@ class LinkSearch:
         rivals = [score for name, (score, _) in scores.items() if name not in alike]
         is_clear = max(rivals, default=-np.inf) < scores[winner][0] - _CLEAR
         suspect = replace(self._suspect(tuple(sorted(alike)), seen, ratios), is_clear=is_clear)
-        self.notes.links(suspect, scores, ratios.log_ratio, slow, self.paths.predicted)
+        self.notes.links(suspect, scores, ratios.log_ratio, slow, ~is_open_question, self.paths.predicted)
         return suspect, seen
 
     def _telling(self, name: ComponentName, open_: BoolArray, slow: BoolArray) -> IntArray:

@@ -45,10 +45,11 @@ class Notes:
         scores: Mapping[ComponentName, tuple[float, bytes]],
         log_ratio: FloatArray,
         slow: BoolArray,
+        told: BoolArray,
         predicted: Mapping[ComponentName, IntArray],
         /,
     ) -> None:
-        """Note how likely each link makes the transfer times, (n_series,) over their reference."""
+        """Note how likely each link makes the ratios of transfer times, (n_series,); unclear ones are not `told`."""
 
     def telemetry(self, read: "Telemetry", span: "Span", found: "list[Suspect]", /) -> None:
         """Note that only samples of clocks and hosts were there to go by."""

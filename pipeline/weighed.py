@@ -131,6 +131,7 @@ def of_links(
     scores: Mapping[ComponentName, tuple[float, bytes]],
     log_ratio: FloatArray,
     slow: BoolArray,
+    told: BoolArray,
     predicted: Mapping[ComponentName, IntArray],
     least_s: float,
 ) -> Iterator[Hypothesis]:
@@ -140,7 +141,7 @@ def of_links(
     ranked = sorted((name for name in scores if name not in winners), key=lambda name: (-scores[name][0], name))
     if suspect is not None:
         seen = np.frombuffer(scores[winners[0]][1], np.int64)
-        hypothesis = _link(make, winners, scores[winners[0]][0], seen, log_ratio, slow)
+        hypothesis = _link(make, winners, scores[winners[0]][0], seen, log_ratio, slow, told)
         numbers = (Number(what="transfers' excess of the worst rank", value=suspect.excess_s, unit="s", bound=least_s),)
         hypothesis = _with(hypothesis, Verdict.SUSPECTED, _BOUNDS_MET, numbers, excess_s=suspect.excess_s)
         yield hypothesis if not hypothesis.missed else _below(hypothesis)
@@ -149,11 +150,12 @@ def of_links(
         behind = best - scores[name][0]
         number = Number(what="less likely than the best, by", value=behind, unit="nats", bound=0.0, at_most=True)
         reason = f"{behind:.1f} nats less likely than the best"
-        yield _with(_link(make, (name,), scores[name][0], seen, log_ratio, slow), Verdict.OUTSCORED, reason, (number,))
+        rival = _link(make, (name,), scores[name][0], seen, log_ratio, slow, told)
+        yield _with(rival, Verdict.OUTSCORED, reason, (number,))
     unfit = {name: int(slow[series].sum()) for name, series in predicted.items() if name not in scores}
     fitting = sorted((name for name in unfit if unfit[name]), key=lambda name: (-unfit[name], name))
     for name in fitting[: max(0, _MOST_LINKS - len(ranked) - 1)]:
-        yield _below(_link(make, (name,), float("nan"), predicted[name], log_ratio, slow))
+        yield _below(_link(make, (name,), float("nan"), predicted[name], log_ratio, slow, told))
 
 
 def _link(
@@ -163,13 +165,14 @@ def _link(
     series: IntArray,
     log_ratio: FloatArray,
     slow: BoolArray,
+    told: BoolArray,
 ) -> Hypothesis:
     known = series[np.isfinite(log_ratio[series])]
-    slowed = int(np.count_nonzero(slow[series]))
+    share = np.count_nonzero(slow[series]) / max(int(np.count_nonzero(told[series])), 1)
     ratio = float(np.exp(np.median(log_ratio[known]))) if len(known) else float("nan")
     numbers = (
         Number(what="transfers it would slow", value=float(len(known)), unit="count"),
-        Number(what="of those, slow", value=slowed / max(len(known), 1), unit="share", bound=0.6),
+        Number(what="slow, of the clear ones", value=share, unit="share", bound=0.6),
         Number(what="their time over the reference", value=ratio, unit="ratio"),
         Number(what="likelihood gained", value=score, unit="nats"),
     )

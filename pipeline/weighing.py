@@ -18,7 +18,6 @@ from pipeline.judge_params import JudgeParams
 from pipeline.notes import Notes
 from pipeline.observer import Observer
 from pipeline.ranks import RankSearch
-from pipeline.slow_job import whole_job
 from pipeline.suspect import Span, Suspect
 from pipeline.telemetry import Telemetry
 from schemas.alerts import Alert, Component, ComponentName, ComponentType, Kind, fingerprint
@@ -29,6 +28,8 @@ _OUTCOMES = {
     Outcome.REFUTED: Verdict.REFUTED,
     Outcome.UNDECIDED: Verdict.UNDECIDED,
 }
+_JOB = ComponentName(type=ComponentType.JOB)
+_WHOLE_JOB = Component(type=ComponentType.JOB, name=_JOB, candidates=(_JOB,))
 _Key = tuple[Question, Kind, tuple[ComponentName, ...]]
 
 
@@ -72,7 +73,7 @@ class Weighing(Notes):
         self._hold(
             self._make(Question.CHANGE)(
                 kind=Kind.SLOW_JOB,
-                candidates=whole_job().candidates,
+                candidates=(_JOB,),
                 excess_s=duration_s * (1 - exp(-found.log_ratio)),
                 score=exp(found.lower),
                 score_unit="ratio",
@@ -84,7 +85,7 @@ class Weighing(Notes):
 
     def explained(self, change: Change, grown_s: float, /) -> None:
         """Note whether open incidents grew by half of what the job got slower by."""
-        held = self._held.get((Question.CHANGE, Kind.SLOW_JOB, whole_job().candidates))
+        held = self._held.get((Question.CHANGE, Kind.SLOW_JOB, (_JOB,)))
         least_s = 0.5 * (change.after_s - change.before_s)
         if held is None or grown_s < least_s:
             return
@@ -111,12 +112,13 @@ class Weighing(Notes):
         scores: Mapping[ComponentName, tuple[float, bytes]],
         log_ratio: FloatArray,
         slow: BoolArray,
+        told: BoolArray,
         predicted: Mapping[ComponentName, IntArray],
         /,
     ) -> None:
         """Note the likeliest links; in a second round only the winner is news."""
         make = self._make(self._asked)
-        for hypothesis in weighed.of_links(make, suspect, scores, log_ratio, slow, predicted, self._least_s):
+        for hypothesis in weighed.of_links(make, suspect, scores, log_ratio, slow, told, predicted, self._least_s):
             key = (hypothesis.question, hypothesis.kind, hypothesis.candidates)
             if hypothesis.verdict is Verdict.SUSPECTED or key not in self._held:
                 self._hold(hypothesis)
@@ -172,7 +174,7 @@ class Weighing(Notes):
         self._hold(
             self._make(Question.BALANCE)(
                 kind=Kind.STAGE_IMBALANCE if is_stage else Kind.DATA_IMBALANCE,
-                candidates=(name,) if name is not None else whole_job().candidates,
+                candidates=(name,) if name is not None else (_JOB,),
                 excess_s=excess_s,
                 score=ratio,
                 score_unit="ratio",
@@ -193,7 +195,7 @@ class Weighing(Notes):
         is_told = suspect.kind in WORKLOAD or not number.is_met
         kind, component = suspect.kind, suspect.component
         if not number.is_met:
-            kind, component = Kind.SLOW_JOB, whole_job()
+            kind, component = Kind.SLOW_JOB, _WHOLE_JOB
         if self._find(suspect) is None:
             question = Question.BALANCE if suspect.kind in WORKLOAD else self._asked
             self._hold(weighed.of_suspect(self._make(question), suspect))
@@ -272,7 +274,7 @@ class Weighing(Notes):
         self._hold(
             make(
                 kind=Kind.SLOW_JOB,
-                candidates=whole_job().candidates,
+                candidates=(_JOB,),
                 excess_s=nan,
                 score=nan,
                 score_unit="",

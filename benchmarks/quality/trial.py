@@ -1,6 +1,6 @@
 """One episode the whole way: simulated, through the window and judge stages, and what was said beside what is right."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -86,6 +86,15 @@ def outcome(episode: Episode, *, params: JudgeParams = DEFAULTS, listener: Liste
         unreported=_unreported(scenario),
         lost_batches=losses.total,
     )
+
+
+def judged_again(scenario: Scenario, iterations: Iterable[Record], params: JudgeParams) -> tuple[Opening, ...]:
+    """Return what a judge with these parameters makes of records of the iterations topic."""
+    judge, book = Judge(params=params), _Book(scenario)
+    for record in iterations:
+        for alert in judge.handle(record):
+            book.take(alert, (record.time_ns - scenario.epoch_ns) / 1e9)
+    return tuple(book.openings)
 
 
 def records(scenario: Scenario, note: Callable[[EventBatch], None] = lambda _: None) -> Iterator[Record]:

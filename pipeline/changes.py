@@ -82,7 +82,7 @@ class ChangeSearch:
         before, after = times_s[: -found.length], times_s[-found.length :]
         moved = shift(before, after)
         onset = history.n_frames - found.length
-        self.notes.compared(moved, onset, with_long_past=True)
+        self.notes.compared(moved, onset, evidence=found.score)
         is_clear = moved.lower > 0 if found.log_ratio > 0 else moved.upper < 0
         if found.length < _MANY and not is_clear:
             return None

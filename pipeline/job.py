@@ -221,6 +221,7 @@ class Job:
             return
         has_lasted = True if suspects else lasts(change, self.history, self.params)
         if has_lasted is None and now - change.onset < MOST_AFTER:
+            self.notes.waiting(suspects, change.onset + MOST_AFTER)
             return
         self._inquiry = None
         if not has_lasted:

@@ -27,8 +27,8 @@ class Notes:
     def frame(self, history: "History", /) -> None:
         """Begin the latest frame."""
 
-    def compared(self, found: "Shift", onset: int, /, *, with_long_past: bool = False) -> None:
-        """Note that times since `onset` were compared with those before, or with the job's long reference."""
+    def compared(self, found: "Shift", onset: int, /, *, evidence: float | None = None) -> None:
+        """Note that times since `onset` were compared with those before, maybe since so much evidence has added up."""
 
     def explained(self, change: "Change", grown_s: float, /) -> None:
         """Note that open incidents grew by `grown_s` where a change was confirmed."""

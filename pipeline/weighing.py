@@ -7,7 +7,7 @@ from math import exp, isfinite, log
 
 import numpy as np
 
-from detectors.verify import Outcome, Reason, Shift, confirm
+from detectors.verify import Outcome, Shift, confirm
 from pipeline import weighed
 from pipeline.changes import Change
 from pipeline.excess import Excess
@@ -50,7 +50,7 @@ class Weighing(Notes):
         self._history = history
         self._held.clear()
 
-    def compared(self, found: Shift, onset: int, /, *, with_long_past: bool = False) -> None:
+    def compared(self, found: Shift, onset: int, /, *, evidence: float | None = None) -> None:
         """Note that times were compared: a slowdown may be behind it, or nothing."""
         history = self._history
         if history is None or not isfinite(found.log_ratio) or found.log_ratio <= 0:
@@ -58,10 +58,12 @@ class Weighing(Notes):
         decision = confirm(found, self.params.least_slowdown)
         verdict, reason = _OUTCOMES[decision.outcome], decision.reason.value
         least = log(self.params.least_slowdown)
-        if with_long_past:
+        added_up: tuple[Number, ...] = ()
+        if evidence is not None:
             least = 0.0
             verdict = Verdict.CONFIRMED if found.lower > 0 else Verdict.UNDECIDED
-            reason = "the evidence of the whole level has added up" if found.lower > 0 else Reason.STILL_OPEN.value
+            reason = "the evidence of the whole level has added up"
+            added_up = (Number(what="evidence", value=evidence, unit="nats", bound=self.params.evidence),)
         duration_s = float(np.median(history.durations(onset, history.n_frames)))
         numbers = (
             Number(what="iteration time over what it was", value=exp(found.log_ratio), unit="ratio"),
@@ -69,6 +71,7 @@ class Weighing(Notes):
             Number(what="iterations since", value=float(found.n_after), unit="count"),
             Number(what="iterations before", value=float(found.n_before), unit="count"),
             Number(what="since iteration", value=float(history.iteration_at(onset)), unit="iteration"),
+            *added_up,
         )
         self._hold(
             self._make(Question.CHANGE)(

@@ -56,11 +56,13 @@ class Number:
 
     @property
     def nearness(self) -> float:
-        """How far towards the bound, 1.0 is at it: below, the bound is missed."""
+        """How far from where nothing is wrong (a ratio of 1, else 0) towards the bound: below 1.0 it is missed."""
         if self.bound is None:
             return float("inf")
-        near, far = (self.bound, self.value) if self.at_most else (self.value, self.bound)
-        return near / far if far > 0 else float("inf") if near >= far else float("-inf")
+        healthy = 1.0 if self.unit == "ratio" else 0.0
+        if self.bound == healthy:
+            return float("inf") if self.is_met else 0.0
+        return (self.value - healthy) / (self.bound - healthy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

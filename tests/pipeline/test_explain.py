@@ -183,11 +183,13 @@ def test_the_events_are_explained_like_the_iterations_that_follow_from_them() ->
         (Number(what="z", value=6.0, unit="sigma", bound=5.0), True, 1.2),
         (Number(what="z", value=5.0, unit="sigma", bound=5.0), True, 1.0),
         (Number(what="z", value=2.5, unit="sigma", bound=5.0), False, 0.5),
-        (Number(what="clock", value=0.5, unit="ratio", bound=1.0, at_most=True), True, 2.0),
-        (Number(what="clock", value=2.0, unit="ratio", bound=1.0, at_most=True), False, 0.5),
+        (Number(what="clock", value=0.75, unit="ratio", bound=0.95, at_most=True), True, 5.0),
+        (Number(what="clock", value=0.98, unit="ratio", bound=0.95, at_most=True), False, 0.4),
+        (Number(what="slowdown", value=1.04, unit="ratio", bound=1.10), False, 0.4),
         (Number(what="level", value=-1.0, unit="s"), True, float("inf")),
         (Number(what="behind", value=7.0, unit="nats", bound=0.0, at_most=True), False, 0.0),
-        (Number(what="gain", value=-7.0, unit="nats", bound=0.0), False, float("-inf")),
+        (Number(what="lower", value=1.01, unit="ratio", bound=1.0), True, float("inf")),
+        (Number(what="excess", value=-7.0, unit="s", bound=3.5), False, -2.0),
     ],
 )
 def test_a_number_knows_its_side_of_the_bound(number: Number, *, is_met: bool, nearness: float) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.explain import Explanation
-from pipeline.hypotheses import Hypothesis, Number, Question, Verdict
+from pipeline.hypotheses import Hypothesis, Number, Question, Verdict, seconds_text
 from pipeline.terminal import alert_line, component_text, printable
 from schemas.alerts import Kind
 
@@ -66,7 +66,7 @@ def quantity(value: float, unit: str) -> str:
     if not isfinite(value):
         return "-"
     if unit == "s":
-        return f"{value * 1e3:z.1f} ms" if abs(value) < 1 else f"{value:.2f} s"
+        return seconds_text(value)
     form, said = {
         "share": ("z.0%", ""),
         "count": (".0f", ""),
@@ -185,7 +185,9 @@ def _reasons(explanation: Explanation, deciding: list[Hypothesis]) -> Iterator[T
         yield Text("No hypothesis of its iteration is held: it was opened when an earlier suspicion had grown.", "dim")
         return
     winner = won[0]
-    yield Text("it is ", "bold").append(_about(winner), _STYLE.get(winner.verdict, "")).append(_strength(winner))
+    said = "" if winner.verdict is Verdict.ACCUSED else f": {printable(winner.reason)}"
+    line = Text("it is ", "bold").append(_about(winner), _STYLE.get(winner.verdict, ""))
+    yield line.append(_strength(winner) + said)
     others = sorted((h for h in deciding if h.verdict not in _DECIDED), key=_how_far, reverse=True)
     for rival in others[:1]:
         why = "" if rival.missed else f": {printable(rival.reason)}"

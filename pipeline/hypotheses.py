@@ -37,6 +37,11 @@ class Verdict(StrEnum):
     RESOLVED = "resolved"
 
 
+def seconds_text(value_s: float) -> str:
+    """Return a duration as people read it: below a second in milliseconds."""
+    return f"{value_s * 1e3:z.1f} ms" if abs(value_s) < 1 else f"{value_s:.2f} s"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
     """One number that a verdict stands on, and the bound that it was held against, if any."""

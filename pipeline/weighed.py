@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.excess import Excess, beyond_peers
 from pipeline.frames import Signal
 from pipeline.groups import Groups
-from pipeline.hypotheses import Hypothesis, Number, Verdict
+from pipeline.hypotheses import Hypothesis, Number, Verdict, seconds_text
 from pipeline.ranks import HOST_BOUND, LATE_SHARE, RankSearch
 from pipeline.suspect import CLOCK_DROP, CLOCK_EVIDENCE, HOST_EVIDENCE, Span, Suspect
 from pipeline.telemetry import EXPLAINED, QUEUE_RISE, Telemetry
@@ -23,17 +23,18 @@ _MOST_HOSTS = 4
 _MOST_LINKS = 8
 _MOST_SAMPLES = 3
 
+_UNMEASURED = (Kind.SLOW_JOB, Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
 _BOUNDS_MET = "within all of its bounds"
 
 
-def of_suspect(make: Make, suspect: Suspect, *, reason: str = _BOUNDS_MET) -> Hypothesis:
-    """Return a suspect with the evidence that an alert would show."""
+def of_suspect(make: Make, suspect: Suspect, *, reason: str = _BOUNDS_MET, is_measured: bool = True) -> Hypothesis:
+    """Return a suspect with the evidence that an alert would show; without a measurement of it there is no score."""
     numbers = tuple(Number(what=e.what, value=e.value, unit=e.unit) for e in suspect.evidence)
     return make(
         kind=suspect.kind,
         candidates=suspect.component.candidates or (suspect.component.name,),
         excess_s=suspect.excess_s,
-        score=suspect.z,
+        score=suspect.z if is_measured and suspect.kind not in _UNMEASURED else float("nan"),
         score_unit="sigma",
         verdict=Verdict.SUSPECTED,
         reason=reason,
@@ -73,7 +74,7 @@ def of_gpus(
             numbers=_known(numbers),
         )
         if suspect is not None and not is_own:
-            reason = f"its host is told instead: {suspect.excess_s * 1e3:.1f} ms on {suspect.component.name.node}"
+            reason = f"its host is told instead: {seconds_text(suspect.excess_s)} on {suspect.component.name.node}"
             yield _with(hypothesis, Verdict.OUTSCORED, reason)
         elif suspect is None:
             yield _below(hypothesis)
@@ -206,7 +207,8 @@ def of_telemetry(make: Make, read: Telemetry, span: Span, found: list[Suspect]) 
             if not any(name in names for names in taken):
                 yield _below(_sample(make, Kind.SLOW_HOST, name, number))
     for suspect in found:
-        yield of_suspect(make, suspect, reason="its samples stand out; a coincidence in time and no measurement")
+        reason = "its samples stand out; a coincidence in time and no measurement"
+        yield of_suspect(make, suspect, reason=reason, is_measured=False)
 
 
 def _sample(make: Make, kind: Kind, name: ComponentName, number: Number) -> Hypothesis:

@@ -1,6 +1,7 @@
 """An explanation tells what was weighed and why, and nothing is decided otherwise because somebody listens."""
 
 import io
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,7 @@ from pipeline.explain import Explaining, Explanation
 from pipeline.explain_view import explanation_view, quantity
 from pipeline.hypotheses import Hypothesis, Number, Question, Verdict
 from pipeline.judge import Judge
+from pipeline.judge_params import DEFAULTS
 from pipeline.notes import NO_NOTES
 from pipeline.record import Record
 from pipeline.recording import Header, write_recording
@@ -121,6 +123,28 @@ def test_a_ranks_own_lateness_is_told_as_its_hosts_where_the_host_is_late() -> N
     assert all("its host is told instead" in h.reason for h in outscored)
 
 
+def test_what_is_too_small_to_accuse_anybody_says_so_and_has_no_score_that_nobody_measured() -> None:
+    first, second = explained("slow_gpu_ramp").explanations
+    assert first.first.kind is Kind.SLOW_JOB
+    assert accused(first).verdict is Verdict.INFORMED
+    assert [number.what for number in accused(first).missed] == ["the job's slowdown by it"]
+    text = shown(first)
+    assert "too small to accuse anybody" in text
+    assert "it would accuse somebody with" in text
+    assert "it would not stand with" not in text
+    assert math.isnan(accused(first).score)
+    assert accused(second).verdict is Verdict.ACCUSED
+    assert "it would not stand with" in shown(second)
+
+
+def test_the_evidence_that_has_added_up_is_told_with_its_bound() -> None:
+    changes = [h for h in explained("slow_gpu_ramp").explanations[0].on_the_way if h.question is Question.CHANGE]
+    (evidence,) = [number for number in changes[-1].numbers if number.what == "evidence"]
+    assert changes[-1].verdict is Verdict.CONFIRMED
+    assert evidence.is_met
+    assert evidence.bound == DEFAULTS.evidence
+
+
 def test_links_are_ranked_by_their_likelihood_and_the_winner_is_ahead_of_all() -> None:
     (explanation,) = explained("slow_link").explanations
     winner = accused(explanation)
@@ -174,7 +198,8 @@ def test_hypotheses_are_kept_of_the_last_iterations_only_and_of_no_job_that_has_
 def test_the_events_are_explained_like_the_iterations_that_follow_from_them() -> None:
     from_events = Explaining()
     alerts_of(events(), from_events)
-    assert from_events.explanations == explained("small").explanations
+    from_iterations = [explanation.as_json() for explanation in explained("small").explanations]
+    assert [explanation.as_json() for explanation in from_events.explanations] == from_iterations
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.slow_job import slow_job, whole_job
 from pipeline.suspect import CLOCK_EVIDENCE, Suspect
+from pipeline.watch import JobWatch
 from schemas.alerts import (
     ALERT_SCHEMA_VERSION,
     Alert,
@@ -225,10 +226,25 @@ class IncidentBook:
             return
         recovered = None if incident.kind in WORKLOAD else self._recovered_at(incident, history)
         if recovered is not None:
+            self._measure_anew(incident, history.n_frames)
             yield self._resolve(incident, history, Resolution.RECOVERED, recovered)
             return
         if self._restatement_due(incident, history):
             yield self._alert(incident, history, AlertState.FIRING)
+
+    def _measure_anew(self, recovered: Incident, now: int) -> None:
+        """Compare the job with what it was before an incident that is over, where that lay in its past.
+
+        What came on top of it seemed small then, and is all there is now.
+        """
+        for other in self.open.values():
+            if other.kind is not Kind.SLOW_JOB or other.opened_frame < recovered.opened_frame:
+                continue
+            other.reference_s = min(other.reference_s, recovered.reference_s)
+            other.restated_frame = now  # the frames before it were slow for two reasons
+            watch = other.suspect.watch
+            if isinstance(watch, JobWatch):
+                other.suspect = replace(other.suspect, watch=replace(watch, reference_s=other.reference_s))
 
     def _recovered_at(self, incident: Incident, history: History) -> int | None:
         """Return the iteration from which on the excess was gone, once it has been for long enough."""

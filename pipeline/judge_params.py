@@ -20,7 +20,7 @@ class JudgeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     least_link_ratio: float = 1.3  # of transfer time: single transfers vary by 30 % in healthy networks
     explained_share: float = 0.25  # of a slowdown that a component has to explain to be named
     hold_frames: int = 10  # of good frames before an incident is resolved; doubles when it flaps
-    lost_sight_frames: int = 10
+    lost_sight_frames: int = 30  # a node whose batches get lost comes back; one that has gone takes its job with it
     update_frames: int = 100  # an incident that lasts is restated this often, for its cost
     restate_frames: int = 25  # or this often, where its size has changed by a third
     imbalance_frames: int = 12  # seen before a job's own imbalance is told, of twice as many looked at

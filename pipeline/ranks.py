@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.excess import Excess, beyond_peers, rank_excess
 from pipeline.frames import Signal
+from pipeline.groups import Groups
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.notes import NO_NOTES, Notes
@@ -32,6 +33,7 @@ _TURNS_SHARE = 0.2  # of frames in which a rank has to be late to count as one o
 _DOUBTFUL_Z = 3.0  # from which a late host may be the reason, though it need not be
 _SEEN_SHARE = 0.6  # of the frames in which a rank has to be comparable to be judged
 HOST_BOUND = 0.5  # of an iteration: a host that is busy for longer holds up its GPU
+_BOUND_ALONE = 0.7  # likewise, of one that is compared with hosts whose work is a little different
 LATE_SHARE = 0.75  # of the frames in which a rank has to be late to be late throughout
 
 
@@ -53,8 +55,8 @@ class RankSearch:
 
     def find(self, span: Span, least_excess_s: float) -> list[Suspect]:
         """Return suspects that add at least `least_excess_s` to an iteration, the worst first."""
-        compute = self._excess(self.history.compute, span)
-        host = self._excess(self.history.host, span)
+        compute = self._excess(self.history.compute, span, self.structure.groups)
+        host = self._excess(self.history.host, span, self.structure.host_groups)
         suspects = self._busy_hosts(host, compute, span, least_excess_s)
         taken = np.zeros(len(self.throttled), bool)
         taken[[rank for s in suspects for _, rank in s.claims]] = True
@@ -76,7 +78,7 @@ class RankSearch:
         """
         duration_s = float(np.nanmedian(self.history.durations(span.start, span.stop)))
         with np.errstate(invalid="ignore"):
-            holds_up = host.level >= HOST_BOUND * duration_s
+            holds_up = host.level >= np.where(self.structure.is_alone, _BOUND_ALONE, HOST_BOUND) * duration_s
             holds_up |= self._significant(compute, least_excess_s) & (host.seconds >= EXPLAINED * compute.seconds)
             slow = self._significant(host, least_excess_s) & holds_up
         slow &= self._persistent(host, span, of_host=True)
@@ -118,10 +120,10 @@ class RankSearch:
         values = self.history.compute(span.start, span.stop)
         return beyond_peers(values, self.structure.groups) - compute.usual
 
-    def _excess(self, read: "object", span: Span) -> Excess:
+    def _excess(self, read: "object", span: Span, groups: Groups) -> Excess:
         values = read(span.start, span.stop)  # type: ignore[operator]
         reference = read(span.reference_start, span.reference_stop)  # type: ignore[operator]
-        return rank_excess(values, reference, self.structure.groups)
+        return rank_excess(values, reference, groups)
 
     def _significant(self, excess: Excess, least_excess_s: float) -> BoolArray:
         with np.errstate(invalid="ignore"):
@@ -130,20 +132,20 @@ class RankSearch:
     def _persistent(self, excess: Excess, span: Span, *, of_host: bool) -> BoolArray:
         """Return who was beyond half its excess in three quarters of the frames: alternating stragglers are not."""
         values = (self.history.host if of_host else self.history.compute)(span.start, span.stop)
-        beyond = np.where(excess.by_peers, beyond_peers(values, self.structure.groups), values) - excess.usual
+        beyond = np.where(excess.by_peers, beyond_peers(values, self._groups(of_host=of_host)), values) - excess.usual
         with np.errstate(invalid="ignore"):
             n_late = np.count_nonzero(beyond > 0.5 * excess.seconds, axis=0)
         n_seen = np.count_nonzero(np.isfinite(beyond), axis=0)
         share: BoolArray = (n_late >= LATE_SHARE * n_seen) & (n_seen >= _SEEN_SHARE * len(values))
         return share
 
+    def _groups(self, *, of_host: bool) -> Groups:
+        return self.structure.host_groups if of_host else self.structure.groups
+
     def _watch(self, ranks: IntArray, excess: Excess, *, of_host: bool) -> RankWatch:
         by_peers = bool(excess.by_peers[ranks].all())
-        peers = (
-            self.structure.groups.members[self.structure.groups.of_rank[ranks]]
-            if by_peers
-            else np.empty((len(ranks), 0), np.int64)
-        )
+        groups = self._groups(of_host=of_host)
+        peers = groups.members[groups.of_rank[ranks]] if by_peers else np.empty((len(ranks), 0), np.int64)
         return RankWatch(ranks, peers, excess.usual[ranks], of_host)
 
     def _host(

@@ -89,8 +89,9 @@ class Search:
         compute = self.history.compute(span.start, span.stop)
         if len(ranks) == 0 or not np.isfinite(compute).any():
             return suspect.excess_s
-        by_group = np.nanmedian(_or_zero(self.structure.groups.lower_median(compute)), axis=0)
         own = float(np.median(np.max(_or_zero(compute[:, ranks]), axis=1)))  # of ranks in turns, the last one counts
+        compute[:, ranks] = np.nan  # a node may be a whole stage
+        by_group = np.nanmedian(_or_zero(self.structure.groups.lower_median(compute)), axis=0)
         return max(own - float(by_group.max(initial=0.0)), 0.0)
 
     def _felt_since(self, suspect: Suspect, span: Span) -> float:

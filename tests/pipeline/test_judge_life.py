@@ -93,3 +93,19 @@ def test_a_fault_that_does_not_come_back_is_resolved_as_of_its_end(lasts: int) -
     resolved = judged(slowdown, ONSET + lasts + 3 * 13, Sensor.HOST_CALL | Sensor.GPU | Sensor.SYNC)[-1]
     assert resolved.resolution is Resolution.RECOVERED
     assert resolved.resolved_iteration == ONSET + lasts
+
+
+def test_what_came_on_top_of_a_fault_is_measured_anew_when_that_is_over() -> None:
+    """A job of 1.5 s gets slower by 8 %: 12 % of what is left when the GPU that made it so slow has recovered."""
+
+    def slowdown(iteration: int) -> FloatArray:
+        factors = np.full(16, 1.12 if iteration >= ONSET + 23 else 1.0)
+        factors[5] = 1.5 if ONSET <= iteration < ONSET + 47 else factors[5]
+        factors[5] *= 1.08 if iteration >= ONSET + 23 and factors[5] == 1.5 else 1.0
+        return factors
+
+    alerts = judged(slowdown, ONSET + 2 * 47, Sensor.HOST_CALL | Sensor.GPU | Sensor.SYNC)
+    of_job = [alert for alert in alerts if alert.kind is Kind.SLOW_JOB]
+    assert of_job[0].severity is Severity.INFO
+    assert of_job[-1].severity is Severity.WARNING
+    assert of_job[-1].slowdown_ratio == pytest.approx(1.12, abs=0.02)

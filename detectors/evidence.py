@@ -38,10 +38,10 @@ _EFFICIENCY = 0.6  # degrees of freedom that a value adds to what is known of th
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The split of most evidence: the last `length` values differ from those before by about `log_ratio`."""
+    """The split of most evidence: the last `length` values differ from those before by `log_ratio` or more."""
 
     length: int
-    log_ratio: float  # above 0 has risen
+    log_ratio: float  # above 0 has risen; of clipped values, so measure what is larger by `verify`
     score: float  # log likelihood ratio, never negative
 
 

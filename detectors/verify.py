@@ -17,7 +17,7 @@ On logarithms: log ratio = location(after) - location(before), with
     bounds = log ratio -+ t(confidence, n_before - 1) standard error. What has happened before proves nothing, so a
         bound lies no further out than `after` stands clear of the highest (lowest) equally long stretch of `before`,
         and no further out than 0 if chance alone, at the rate at which `before` has such values, would put so many of
-        `after` there with more probability than 1 - confidence. (Such values: more than half of the way out to
+        `after` there with more probability than `chance`. (Such values: more than half of the way out to
         `after`, and beyond 3.3 sigma. This sign test, free of any distribution, keeps two spikes in a row from
         confirming where spikes are frequent.) Nor does it lie further out than 0 if the latest value is back by more
         than half: what is over needs no incident.
@@ -86,11 +86,14 @@ class Decision:
     reason: Reason
 
 
-def shift(before: FloatArray, after: FloatArray, *, confidence: float = CONFIDENCE) -> Shift:
+def shift(
+    before: FloatArray, after: FloatArray, *, confidence: float = CONFIDENCE, chance: float = 1 - CONFIDENCE
+) -> Shift:
     """Compare the times `after` (m,) a suspected change with those `before` (n,) it, in any one unit, all above 0.
 
-    Missing values (NaN) are left out. `confidence` is that of each bound alone, of this one look. With fewer than
-    three values before or none after nothing is known: the bounds are infinite and the ratio is NaN.
+    Missing values (NaN) are left out. `confidence` is that of each bound alone, of this one look; `chance` is the
+    probability of as many values as far out at which the sign test still believes in a change. With fewer than three
+    values before or none after nothing is known: the bounds are infinite and the ratio is NaN.
     Raises ValueError on a time that is not above 0.
     """
     reference, recent = _logs(before, "before"), _logs(after, "after")
@@ -106,10 +109,10 @@ def shift(before: FloatArray, after: FloatArray, *, confidence: float = CONFIDEN
     lower = min(low - level - margin, low - stretch_high)
     upper = max(high - level + margin, high - stretch_low)
     beyond = min(low, max(level + 3.3 * sigma, (level + low) / 2))
-    if recent[-1] < (level + low) / 2 or _chance_of(reference >= beyond, recent >= beyond) > 1 - confidence:
+    if recent[-1] < (level + low) / 2 or _chance_of(reference >= beyond, recent >= beyond) > chance:
         lower = min(lower, 0.0)
     beyond = max(high, min(level - 3.3 * sigma, (level + high) / 2))
-    if recent[-1] > (level + high) / 2 or _chance_of(reference <= beyond, recent <= beyond) > 1 - confidence:
+    if recent[-1] > (level + high) / 2 or _chance_of(reference <= beyond, recent <= beyond) > chance:
         upper = max(upper, 0.0)
     log_ratio = min(max(0.0, low - level), high - level)
     return Shift(log_ratio, lower, upper, n, m)

@@ -21,6 +21,8 @@ from pipeline.suspect import FEWEST_REFERENCE
 from schemas.table import FloatArray
 
 _LEVEL = 500  # frames of the present level that are remembered
+_REFERENCE = 120  # frames of it that a proposed change is compared with: they tell how often spikes come
+_CHANCE = 1e-4  # of spikes that look like a change: proposals are many where spikes are
 _REFINE = 6
 _MANY = 8  # values that outvote spikes, however often those come
 
@@ -97,7 +99,7 @@ class ChangeSearch:
         onset = self._refined(history, self._candidate)
         before = self._before(history, onset)
         after = history.durations(onset, history.n_frames)[:MOST_AFTER]
-        slower = shift(before, after)
+        slower = shift(before, after, chance=_CHANCE)
         self.notes.compared(slower, onset)
         if onset - self.level_start < LEAST_BEFORE and self._is_of_present_level(history, onset, after):
             self._candidate = None
@@ -114,7 +116,7 @@ class ChangeSearch:
 
     def _before(self, history: History, onset: int) -> FloatArray:
         """Return the times before an onset; a level that has held too briefly takes from those before."""
-        times_s = np.array(self._level)[: onset - history.n_frames][-self.params.reference_frames :]
+        times_s = np.array(self._level)[: onset - history.n_frames][-_REFERENCE:]
         return times_s if len(times_s) >= LEAST_BEFORE else history.durations(onset - LEAST_BEFORE, onset)
 
     def _is_of_present_level(self, history: History, onset: int, after: FloatArray) -> bool:

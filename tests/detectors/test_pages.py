@@ -11,6 +11,7 @@ import pytest
 SECTIONS = {
     "bocpd": ("Bocpd",),
     "cusum": ("Cusum",),
+    "evidence": ("strongest_split",),
     "verify": ("shift", "confirm"),
     "peer": ("Peer",),
     "period": ("period", "anchor"),
@@ -20,7 +21,7 @@ SECTIONS = {
     "river_bocpd": ("BOCPD",),
 }
 # Given in any call and explained by the text of the section, not by a row of its table.
-ARGUMENTS = {"before", "after", "found"}
+ARGUMENTS = {"before", "after", "found", "logs"}
 
 
 @pytest.mark.parametrize("name", [*SECTIONS, "per_series", "robust"])

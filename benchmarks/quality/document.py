@@ -33,16 +33,17 @@ _FIGURES = {
     "false_incidents_per_10000": ("false incidents per 10,000 healthy iterations", False),
     "openings_per_fault": ("incidents opened per fault", False),
 }
-_HEADLINE = (
-    "recall",
-    "precision",
-    "component_first",
-    "kind",
-    "in_time",
-    "delay_iterations_median",
-    "delay_iterations_p95",
-    "false_incidents_per_10000",
-)
+# Figures over all classes: digits, and which field of a class tells how many cases there are.
+_HEADLINE = {
+    "recall": (4, "recall"),
+    "precision": (4, "precision"),
+    "component_first": (4, "component_first"),
+    "kind": (4, "kind"),
+    "in_time": (4, "in_time"),
+    "delay_iterations_median": (1, ""),
+    "delay_iterations_p95": (1, ""),
+    "false_incidents_per_10000": (2, ""),
+}
 
 
 def block(known: Mapping[str, Any], part: str) -> str:
@@ -66,10 +67,19 @@ def block(known: Mapping[str, Any], part: str) -> str:
 def _corpus(known: Mapping[str, Any], given: Mapping[str, Any], part: str) -> Iterator[str]:
     flag = part.replace("_", "-")
     yield f"`.venv/bin/python -m benchmarks.quality --part {flag} --share {known['share']:g} --seeds {known['seeds']}`:"
-    yield f"{given['episodes']:,} episodes, code {known['code']}, weighed by class; 95 % intervals over episodes."
+    healthy = sum(one["false_per_10000"]["iterations"] for one in given["classes"].values())
+    yield f"{given['episodes']:,} episodes with {healthy:,} healthy iterations, code {known['code']}, weighed by class;"
+    yield "95 % intervals."
     yield ""
-    rows = [(name.replace("_", " "), with_interval(given[name], given["intervals"].get(name), 4)) for name in _HEADLINE]
-    yield from table(("figure", "value"), rows)
+    rows = [
+        (
+            name.replace("_", " "),
+            str(sum(one[cases]["n"] for one in given["classes"].values())) if cases else "-",
+            with_interval(given[name], given["intervals"].get(name), digits),
+        )
+        for name, (digits, cases) in _HEADLINE.items()
+    ]
+    yield from table(("figure", "n", "value"), rows)
     names = ("class", "episodes", "clear", "recall", "precision", "component first", "kind", "delay", "false / 10,000")
     rows_by_class = [
         (

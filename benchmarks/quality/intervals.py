@@ -18,14 +18,22 @@ _RESAMPLES = 1000
 _SEED = 20240607
 
 
-def wilson(hits: int, n: int) -> Interval:
-    """Return the interval of a share of `hits` among `n`."""
+def wilson(hits: float, n: float) -> Interval:
+    """Return the interval of a share of `hits` among `n`; both may be effective numbers of weighted cases."""
     if n == 0:
         return 0.0, 1.0
     share, square = hits / n, _Z**2 / n
     middle = (share + square / 2) / (1 + square)
     half = _Z / (1 + square) * sqrt(share * (1 - share) / n + square / (4 * n))
     return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def poisson(count: float, exposure: float) -> Interval:
+    """Return the interval of a rate of `count` events in `exposure`, by inverting the score test."""
+    if exposure == 0:
+        return float("nan"), float("nan")
+    middle, half = count + _Z**2 / 2, _Z * sqrt(count + _Z**2 / 4)
+    return max(middle - half, 0.0) / exposure, (middle + half) / exposure
 
 
 def bootstrap(values: Sequence[float], statistic: Callable[[FloatArray], float]) -> Interval:

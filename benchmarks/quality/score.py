@@ -3,6 +3,9 @@
 Clear faults are those that ask for an incident and shift the iteration time by 3.3 standard deviations of its noise or
 more. Delays count the slow iterations that were seen until the incident was known, that one included. Precision is the
 share of incidents above information that say the right thing, or that the job is slower while it is.
+
+Intervals over all classes are those of resampled episodes, and no narrower than those of as many equally weighted
+cases: resampling a few episodes that all went well would promise that all others will.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +14,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.quality.corpus import CLASSES
-from benchmarks.quality.intervals import Interval, bootstrap, bootstrap_rate, wilson
+from benchmarks.quality.intervals import Interval, bootstrap, bootstrap_rate, poisson, wilson
 from benchmarks.quality.matching import Finding, Matched
 from schemas.table import FloatArray, IntArray
 
@@ -169,6 +172,9 @@ def headline(matched: Sequence[Matched]) -> Headline:
         for name in (resamples[0] if resamples else {})
         if not np.isnan(values := np.array([one[name] for one in resamples])).all()
     }
+    for name, (low, high) in _least_wide(tables, weights).items():
+        if name in bounds:
+            bounds[name] = (min(bounds[name][0], low), max(bounds[name][1], high))
     return Headline(
         episodes=len(matched),
         intervals=bounds,
@@ -212,6 +218,29 @@ class _Table:
 
     def take(self, index: IntArray) -> "_Table":
         return _Table(self.rows[index], [self.delays[i] for i in index.tolist()])
+
+
+_SHARES = {"recall": (1, 0), "component_first": (2, 1), "kind": (3, 1), "in_time": (4, 0), "precision": (6, 5)}
+_FALSE, _HEALTHY = 7, 8  # columns, as those of the shares' hits and cases
+
+
+def _least_wide(tables: dict[str, _Table], weights: dict[str, float]) -> dict[str, Interval]:
+    """Return the intervals of shares and of the rate, as if the weighted cases were as many equally weighted ones."""
+    sums = np.array([table.rows.sum(axis=0) for table in tables.values()])
+    weight = np.array([weights[name] / table.n for name, table in tables.items()])
+    found: dict[str, Interval] = {}
+    for name, (hits, cases) in _SHARES.items():
+        n = _effective(weight, sums[:, cases])
+        found[name] = wilson(n * _ratio(float(weight @ sums[:, hits]), float(weight @ sums[:, cases])), n)
+    exposure = _effective(weight, sums[:, _HEALTHY])
+    rate = _ratio(float(weight @ sums[:, _FALSE]), float(weight @ sums[:, _HEALTHY]))
+    low, high = poisson(rate * exposure, exposure)
+    return found | {"false_incidents_per_10000": (1e4 * low, 1e4 * high)}
+
+
+def _effective(weight: FloatArray, cases: FloatArray) -> float:
+    """Return how many equally weighted cases tell as much (L. Kish, Survey Sampling, 1965)."""
+    return _ratio(float(weight @ cases) ** 2, float(weight**2 @ cases)) if cases.any() else 0.0
 
 
 def _weighted(tables: dict[str, _Table], weights: dict[str, float]) -> dict[str, float]:

@@ -168,3 +168,14 @@ def test_the_headline_weighs_classes_and_not_episodes() -> None:
     assert scores.recall == pytest.approx(0.07 / (0.07 + 0.03))
     assert scores.component_first == 1.0
     assert scores.intervals["recall"][0] <= scores.recall <= scores.intervals["recall"][1]
+
+
+def test_a_few_episodes_that_all_went_well_promise_little() -> None:
+    few, many = (headline([matched([answer()], opening()) for _ in range(n)]).intervals for n in (3, 300))
+    assert few["recall"] == pytest.approx((0.4385, 1.0), abs=1e-4)  # as Wilson's interval of 3 of 3
+    assert many["recall"][0] == pytest.approx(0.9874, abs=1e-4)
+    assert few["false_incidents_per_10000"][1] == pytest.approx(100 * many["false_incidents_per_10000"][1])
+    assert few["precision"][0] == few["recall"][0]
+    mixed = headline([matched([answer()], opening()), *[matched([answer()], class_name="job_step") for _ in range(9)]])
+    low, high = mixed.intervals["recall"]
+    assert low < mixed.recall < high

@@ -11,9 +11,11 @@ from rich.text import Text
 from pipeline.explain import Explanation
 from pipeline.hypotheses import Hypothesis, Number, Question, Verdict, seconds_text
 from pipeline.terminal import alert_line, component_text, printable
-from schemas.alerts import Kind
+from schemas.alerts import Kind, Severity
 
-_NAME_WIDTH = 36
+_NAMES_WIDTH = 50  # columns of the terminal that the hypothesis and its verdict take
+_NUMBER_WIDTH = 16
+_LEVEL = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _SORTS = {
     Kind.SLOW_GPU: "GPUs",
     Kind.SLOW_RANK: "GPUs",
@@ -42,17 +44,17 @@ _IN_ORDER = (  # of how far a hypothesis got
 )
 
 
-def explanation_view(explanation: Explanation) -> Group:
-    """Return one incident with everything that was weighed, as text and tables."""
+def explanation_view(explanation: Explanation, width: int) -> Group:
+    """Return one incident with everything that was weighed, as text and tables for a terminal of `width` columns."""
     deciding = [h for h in explanation.deciding if h.question is not Question.CHANGE]
     parts: list[Text | Table] = [
         Text(f"incident {explanation.number}, {explanation.first.fingerprint}", "bold"),
-        alert_line(explanation.last),
+        Text(alert_line(explanation.last).plain, _LEVEL[explanation.severity]),
         Text(),
         _way_table(explanation),
     ]
     for _, weighed in groupby(sorted(deciding, key=_by_question), key=lambda h: h.question):
-        for table in _weighed_tables(list(weighed)):
+        for table in _weighed_tables(list(weighed), width):
             parts += [Text(), table]
     parts.append(Text())
     parts += list(_reasons(explanation, deciding))
@@ -112,34 +114,34 @@ def _why(hypothesis: Hypothesis) -> Text:
     return text
 
 
-def _weighed_tables(weighed: list[Hypothesis]) -> Iterator[Table]:
+def _weighed_tables(weighed: list[Hypothesis], width: int) -> Iterator[Table]:
     """Yield one table for each sort of hypotheses, those that stand on the same numbers."""
     by_sort: dict[str, list[Hypothesis]] = {}
     for hypothesis in sorted(weighed, key=_how_far, reverse=True):
         sort = hypothesis.numbers[0].what if hypothesis.numbers else ""
         by_sort.setdefault(sort, []).append(hypothesis)
     for alike in by_sort.values():
-        yield _weighed_table(alike)
+        yield _weighed_table(alike, width)
 
 
-def _weighed_table(alike: list[Hypothesis]) -> Table:
-    common = _common_numbers(alike)
+def _weighed_table(alike: list[Hypothesis], width: int) -> Table:
+    common = _common_numbers(alike, (width - _NAMES_WIDTH) // _NUMBER_WIDTH)
     shows_excess = all(number.unit != "s" for number in common) and any(isfinite(h.excess_s) for h in alike)
     sort = _SORTS.get(alike[0].kind, "")
     table = _table(f"iteration {alike[0].iteration}: {alike[0].question} {sort}".rstrip())
-    table.add_column("hypothesis", overflow="fold", min_width=min(_NAME_WIDTH, max(len(_who(h)) for h in alike)))
+    table.add_column("hypothesis", overflow="fold")
     table.add_column("became", overflow="fold")
     if shows_excess:
         table.add_column("adds", justify="right")
     for number in common:
-        table.add_column(number.what, justify="right", overflow="fold")
+        table.add_column(number.what, justify="right", overflow="fold", max_width=_NUMBER_WIDTH)
     needed = [Text(_needed(number), "dim") for number in common]
     if any(text.plain for text in needed):
         table.add_row(Text("needed", "dim"), "", *([""] if shows_excess else []), *needed, end_section=True)
     for hypothesis in alike:
         style = _STYLE.get(hypothesis.verdict, "dim")
         became = Text(hypothesis.verdict, style)
-        if hypothesis.verdict is not Verdict.ACCUSED and not hypothesis.missed:
+        if hypothesis.verdict not in (Verdict.ACCUSED, Verdict.BELOW):
             became.append(f": {printable(hypothesis.reason)}", "default")
         by_name = {number.what: number for number in hypothesis.numbers}
         cells = [_cell(by_name.get(number.what)) for number in common]
@@ -148,14 +150,17 @@ def _weighed_table(alike: list[Hypothesis]) -> Table:
     return table
 
 
-def _common_numbers(alike: list[Hypothesis]) -> list[Number]:
-    """Return the numbers that more than one of the hypotheses stands on, or the only one."""
+def _common_numbers(alike: list[Hypothesis], n_most: int) -> list[Number]:
+    """Return the numbers that more than one of the hypotheses stands on, or the only one: the bounded and others."""
     times: dict[str, int] = {}
     first: dict[str, Number] = {}
     for number in (number for hypothesis in alike for number in hypothesis.numbers):
         times[number.what] = times.get(number.what, 0) + 1
         first.setdefault(number.what, number)
-    return [number for what, number in first.items() if times[what] > 1 or len(alike) == 1]
+    common = [number for what, number in first.items() if times[what] > 1 or len(alike) == 1]
+    n_bounded = sum(number.bound is not None for number in common)
+    others = [number for number in common if number.bound is None][: max(0, n_most - n_bounded)]
+    return [number for number in common if number.bound is not None or number in others]
 
 
 def _needed(number: Number) -> str:
@@ -190,7 +195,7 @@ def _reasons(explanation: Explanation, deciding: list[Hypothesis]) -> Iterator[T
     yield line.append(_strength(winner) + said)
     others = sorted((h for h in deciding if h.verdict not in _DECIDED), key=_how_far, reverse=True)
     for rival in others[:1]:
-        why = "" if rival.missed else f": {printable(rival.reason)}"
+        why = "" if rival.verdict is Verdict.BELOW else f": {printable(rival.reason)}"
         yield Text("next came ", "bold").append(_about(rival)).append(_strength(rival) + why)
     bounds = sorted((n for n in winner.numbers if n.bound), key=lambda n: n.nearness)
     for is_met, heading in ((False, "it would accuse somebody with"), (True, "it would not stand with")):
@@ -199,7 +204,7 @@ def _reasons(explanation: Explanation, deciding: list[Hypothesis]) -> Iterator[T
             yield Text(heading, "bold")
         for number in numbers[:_MOST_BOUNDS]:
             yield Text("  ").append_text(_other_side(number))
-    for rival in (h for h in others[:_MOST_RIVALS] if h.missed):
+    for rival in [h for h in others if h.verdict is Verdict.BELOW][:_MOST_RIVALS]:
         yield Text(_about(rival), "bold").append(" would have needed")
         for number in rival.missed:
             yield Text("  ").append_text(_other_side(number))

@@ -74,7 +74,7 @@ def of_gpus(
             numbers=_known(numbers),
         )
         if suspect is not None and not is_own:
-            reason = f"its host is told instead: {seconds_text(suspect.excess_s)} on {suspect.component.name.node}"
+            reason = f"by its host, {suspect.component.name.node}, with {seconds_text(suspect.excess_s)}"
             yield _with(hypothesis, Verdict.OUTSCORED, reason)
         elif suspect is None:
             yield _below(hypothesis)
@@ -149,10 +149,9 @@ def of_links(
     for name in ranked[: _MOST_LINKS - 1]:
         seen = np.frombuffer(scores[name][1], np.int64)
         behind = best - scores[name][0]
-        number = Number(what="less likely than the best, by", value=behind, unit="nats", bound=0.0, at_most=True)
         reason = f"{behind:.1f} nats less likely than the best"
         rival = _link(make, (name,), scores[name][0], seen, log_ratio, slow, told)
-        yield _with(rival, Verdict.OUTSCORED, reason, (number,))
+        yield _with(rival, Verdict.OUTSCORED, reason)
     unfit = {name: int(slow[series].sum()) for name, series in predicted.items() if name not in scores}
     fitting = sorted((name for name in unfit if unfit[name]), key=lambda name: (-unfit[name], name))
     for name in fitting[: max(0, _MOST_LINKS - len(ranked) - 1)]:

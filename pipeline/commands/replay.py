@@ -134,7 +134,8 @@ def _explain(explaining: Explaining, which: str, *, as_json: bool) -> None:
             click.echo(explanation.as_json())
         else:
             click.echo()
-            stdout().print(explanation_view(explanation))
+            console = stdout()
+            console.print(explanation_view(explanation, console.width))
 
 
 def _is_identical(recording: Recording, counts: Counter[Partition], topic: str, alerts: list[Alert]) -> bool:

@@ -52,8 +52,9 @@ def main(
     if splices and not _DATA.is_dir():
         raise click.UsageError(f"no recordings at {_DATA}: set FAILSLOW_DATA to their folder, or --splices 0")
     console = Console(width=220)
+    code = code_digest()  # before anything is judged: the files may change while it runs
     matched = _corpus(names, share, seeds, part, processes, out.parent / "quality")
-    result: dict[str, Any] = {"code": code_digest(), "share": share, "classes": names, "seeds": seeds}
+    result: dict[str, Any] = {"code": code, "share": share, "classes": names, "seeds": seeds}
     for title, is_held_out in _PARTS.items():
         if part not in (title.replace("_", "-"), "all"):
             continue

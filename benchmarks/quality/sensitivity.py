@@ -169,11 +169,12 @@ def main(*, parameters: str, classes: str, per_fault: int, per_benign: int, proc
         )
     )
     key = blake2b("".join(settings).encode(), digest_size=4).hexdigest()
-    path = out.parent / "quality" / f"sensitivity-{code_digest()}-{key}.jsonl"
+    code = code_digest()
+    path = out.parent / "quality" / f"sensitivity-{code}-{key}.jsonl"
     run = partial(judged, settings=settings)
     found = kept(wanted, path, run, Beside, lambda one: (one.ours.class_name, one.ours.seed), processes)
     made = points(found, names)
-    results.write(out, {"code": code_digest(), "episodes": len(found), "points": made})
+    results.write(out, {"code": code, "episodes": len(found), "points": made})
     draw(out.with_suffix(".png"), made, len(found))
     click.echo(f"wrote {out} and {out.with_suffix('.png')}")
 

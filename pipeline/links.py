@@ -37,6 +37,7 @@ class _Ratios:
     error: FloatArray
     reference_s: FloatArray
     level_s: FloatArray
+    usual_s: FloatArray  # reference_s, or that of equal transfers for one that was not seen before
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +59,7 @@ class LinkSearch:
         found: list[Suspect] = []
         open_ = np.isfinite(ratios.log_ratio)
         while slow.any() and len(found) < _MOST_AT_ONCE:
-            suspect, explained = self._best(ratios, open_, slow)
+            suspect, explained = self._best(ratios, open_, slow, least_excess_s)
             if suspect is None:
                 break
             open_[explained] = False
@@ -91,7 +92,8 @@ class LinkSearch:
             variance = 1 / count + 1 / _FEWEST_EQUALS
         typical = np.nanmedian(noise) if np.isfinite(noise).any() else _SMALLEST_SCALE
         error = 1.253 * np.fmax(np.fmax(noise, typical), _SMALLEST_SCALE) * np.sqrt(variance)
-        return _Ratios(level - reference, error, np.exp(reference), np.exp(level))
+        usual = np.where(np.isfinite(reference), reference, self._like_equals(reference))
+        return _Ratios(level - reference, error, np.exp(reference), np.exp(level), np.exp(usual))
 
     def _of_equals(self, level: FloatArray) -> FloatArray:
         """Return the lower quartile of equal transfers, so that three quarters may be slow; NaN with too few equals."""
@@ -102,11 +104,20 @@ class LinkSearch:
                 reference[equal] = np.quantile(level[equal], 0.25)
         return reference
 
+    def _like_equals(self, reference: FloatArray) -> FloatArray:
+        """Return the median reference of each transfer's equals; NaN where none has any."""
+        usual = np.full(len(reference), np.nan)
+        for number in np.unique(self.paths.equals[np.isfinite(reference)]):
+            equal = self.paths.equals == number
+            usual[equal] = np.nanmedian(reference[equal])
+        return usual
+
     def _best(
         self,
         ratios: _Ratios,
         open_: BoolArray,
         slow: BoolArray,
+        least_excess_s: float,
     ) -> tuple[Suspect | None, IntArray]:
         with np.errstate(invalid="ignore"):
             is_open_question = ~slow & (ratios.log_ratio + 4 * ratios.error >= np.log(self.params.least_link_ratio))
@@ -125,9 +136,33 @@ class LinkSearch:
         seen = self._telling(winner, open_, slow)
         rivals = [score for name, (score, _) in scores.items() if name not in alike]
         is_clear = max(rivals, default=-np.inf) < scores[winner][0] - _CLEAR
-        suspect = replace(self._suspect(tuple(sorted(alike)), seen, ratios), is_clear=is_clear)
+        suspects = self._by_prediction(alike, seen, ratios)
+        enough = [one for one in suspects if one.excess_s >= least_excess_s] or suspects
+        is_clear &= len(enough) == 1 or not self._may_be_seen(alike, ratios)
+        suspect = replace(_either(enough), is_clear=is_clear)
         self.notes.links(suspect, scores, ratios.log_ratio, slow, ~is_open_question, self.paths.predicted)
         return suspect, seen
+
+    def _by_prediction(self, alike: list[ComponentName], seen: IntArray, ratios: _Ratios) -> list[Suspect]:
+        """Return a suspect for each prediction of links that slow the same transfers of those `seen`, and others."""
+        by_unseen: dict[bytes, list[ComponentName]] = {}
+        for name in sorted(alike):
+            by_unseen.setdefault(self._unseen(name, ratios).tobytes(), []).append(name)
+        return [
+            self._suspect(tuple(names), seen, self._unseen(names[0], ratios), ratios) for names in by_unseen.values()
+        ]
+
+    def _may_be_seen(self, alike: list[ComponentName], ratios: _Ratios) -> bool:
+        """Return whether more frames may show what was not seen: not if no agent is there to report it."""
+        unseen = np.unique(np.concatenate([self._unseen(name, ratios) for name in alike]))
+        held = self.history.transfers(self.history.first, self.history.n_frames, len(self.paths.calls))
+        return bool(np.isfinite(held[:, unseen]).any())
+
+    def _unseen(self, name: ComponentName, ratios: _Ratios) -> IntArray:
+        """Return the large transfers that a link would slow, and that were not seen."""
+        series = self.paths.predicted[name]
+        is_lost = np.isnan(ratios.level_s[series]) & np.isfinite(ratios.usual_s[series])
+        return series[is_lost & self.paths.is_large[series]]
 
     def _telling(self, name: ComponentName, open_: BoolArray, slow: BoolArray) -> IntArray:
         """Return the transfers that a link would slow; small ones that are not slow say nothing of its bandwidth."""
@@ -136,11 +171,15 @@ class LinkSearch:
         is_large = self.paths.is_large[series]
         return series[is_large | slow[series]] if is_large.any() else series
 
-    def _suspect(self, candidates: tuple[ComponentName, ...], series: IntArray, ratios: _Ratios) -> Suspect:
+    def _suspect(
+        self, candidates: tuple[ComponentName, ...], series: IntArray, unseen: IntArray, ratios: _Ratios
+    ) -> Suspect:
+        slowing = np.exp(float(np.median(ratios.log_ratio[series]))) - 1
         beyond = np.maximum(ratios.level_s - ratios.reference_s, 0.0) * self.paths.calls
+        beyond[unseen] = slowing * ratios.usual_s[unseen] * self.paths.calls[unseen]
         lost: dict[int, float] = {}
         touching: dict[int, list[int]] = {}
-        wanted = set(series.tolist())
+        wanted = {*series.tolist(), *unseen.tolist()}
         for rank, own in self.topology.series_by_rank.items():
             touching[rank] = [i for i in own if i in wanted]
             lost[rank] = float(sum(beyond[i] for i in touching[rank]))
@@ -161,7 +200,7 @@ class LinkSearch:
             component=Component(type=ComponentType.LINK, name=candidates[0], candidates=candidates),
             excess_s=lost[worst],
             z=float(np.median(z) * np.sqrt(len(series))),
-            watch=LinkWatch(watched, ratios.reference_s[watched], self.paths.calls[watched]),
+            watch=LinkWatch(watched, ratios.usual_s[watched], self.paths.calls[watched]),
             sources=("gpu",),
             evidence=(evidence, spread),
             claims=frozenset(("series", i) for i in wanted),
@@ -173,6 +212,13 @@ class LinkSearch:
             return f"communicator {key.comm:016x}"
         members = self.topology.members.get(key.comm, {})
         return f"rank {members.get(key.source)} to rank {members.get(key.target)}"
+
+
+def _either(suspects: list[Suspect]) -> Suspect:
+    """Return one suspect for several that what was seen cannot tell apart, of the least that any of them explains."""
+    least = min(suspects, key=lambda one: one.excess_s)
+    names = tuple(sorted(name for one in suspects for name in one.component.candidates))
+    return replace(least, component=Component(type=ComponentType.LINK, name=names[0], candidates=names))
 
 
 def _slow_frames(history: History, span: Span) -> BoolArray:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeline.groups import robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.links import LinkSearch
@@ -101,10 +102,20 @@ class Search:
         """
         onset = self.since(suspect)
         after = self.history.durations(onset, span.stop)
-        before = self.history.durations(onset - self.params.reference_frames, onset)
+        before = self.history.durations(self.history.first, onset)
         if len(before) < FEWEST_REFERENCE or len(after) == 0:
             return suspect.excess_s
-        return float(np.median(after) - np.median(before))
+        return float(np.median(after)) - self._healthy_s(before)
+
+    def _healthy_s(self, before: FloatArray) -> float:
+        """Return the level of the latest times, or of earlier ones clearly shorter: another fault may be on."""
+        latest, n = before[-self.params.reference_frames :], self.params.window_frames
+        level = float(np.median(latest))
+        blocks = [float(np.median(before[i : i + n])) for i in range(0, len(before) - n + 1, n)]
+        # Steps hardly show among the differences, whose variance is twice that of the times.
+        error = 1.253 * float(robust_scale(np.diff(latest)[:, None])[0]) / np.sqrt(2 * n)
+        lowest = min(blocks, default=level)
+        return lowest if lowest < level - 2 * self.params.least_z * error else level
 
     def since(self, suspect: Suspect) -> int:
         """Return the frame since which the suspect has been slow, looking back over all that is held."""

@@ -1,5 +1,7 @@
 """Which link slows these transfers: four nodes with a rank each, tensor-parallel in pairs and data-parallel across."""
 
+from collections.abc import Set
+
 import numpy as np
 import pytest
 
@@ -38,7 +40,11 @@ def search(
     topology: Topology,
     factors: dict[int, float],
     noise: dict[int, float] | None = None,
+    *,
     slow_from: int = BEFORE,
+    lost: Set[int] = frozenset(),
+    never_seen: Set[int] = frozenset(),
+    least_s: float = 0.005,
 ) -> list[Suspect]:
     """Look for links after the shortest transfers of some communicators have become longer by factors."""
     random = np.random.default_rng(5)
@@ -49,10 +55,12 @@ def search(
         spread = np.array([(noise or {}).get(comm, 0.0) if is_late else 0.0 for comm in series])
         factor = np.array([factors.get(comm, 1.0) if is_late else 1.0 for comm in series])
         times = 0.01 * factor * np.exp((0.03 + spread) * random.standard_normal(len(series)))
+        unseen = lost | never_seen if is_late else never_seen
+        times[[comm in unseen for comm in series]] = np.nan
         everybody = np.ones(topology.world_size, bool)
         history.push(Frame.empty(number, topology.world_size, 0), 1.5 if is_late else 1.0, times, everybody)
     span = Span(start=BEFORE, stop=BEFORE + AFTER, reference_start=0, reference_stop=BEFORE)
-    return LinkSearch(history, topology, Paths.of(topology), DEFAULTS).find(span, 0.005)
+    return LinkSearch(history, topology, Paths.of(topology), DEFAULTS).find(span, least_s)
 
 
 @pytest.fixture
@@ -113,4 +121,28 @@ def test_one_transfer_that_is_not_slowed_does_not_outvote_all_that_are(hub: Topo
 def test_frames_in_which_the_job_is_not_slow_say_nothing_of_a_link_that_comes_and_goes(topology: Topology) -> None:
     (suspect,) = search(topology, {21: 5.0, 30: 5.0}, slow_from=BEFORE + AFTER - 3)
     assert suspect.component.candidates == (link("node2"),)
+    assert suspect.is_clear
+
+
+def test_it_is_not_clear_which_link_it_is_while_a_transfer_that_could_tell_is_lost(topology: Topology) -> None:
+    (suspect,) = search(topology, {30: 5.0}, lost={21})
+    assert suspect.component.candidates == (link("node0", "node2"), link("node2"))
+    assert not suspect.is_clear
+
+
+def test_nobody_waits_for_a_transfer_that_nobody_reports(topology: Topology) -> None:
+    (suspect,) = search(topology, {30: 5.0}, never_seen={21})
+    assert suspect.component.candidates == (link("node0", "node2"), link("node2"))
+    assert suspect.is_clear
+
+
+@pytest.mark.parametrize(("lost", "never_seen"), [({21}, set()), (set(), {21})])
+def test_a_link_that_explains_too_little_of_a_slowdown_gives_way_to_one_whose_transfers_were_not_all_seen(
+    topology: Topology, lost: set[int], never_seen: set[int]
+) -> None:
+    one_transfer_s = 2 * 0.01 * 4
+    least_s = 1.5 * one_transfer_s
+    (suspect,) = search(topology, {30: 5.0}, lost=lost, never_seen=never_seen, least_s=least_s)
+    assert suspect.component.candidates == (link("node2"),)
+    assert suspect.excess_s == pytest.approx(2 * one_transfer_s, rel=0.1)
     assert suspect.is_clear

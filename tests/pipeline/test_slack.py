@@ -103,6 +103,12 @@ def test_a_link_slow_from_the_start_is_felt_as_far_as_nothing_else_takes_as_long
     assert found == pytest.approx(0.13, abs=1e-6)
 
 
+def test_a_link_that_grows_slow_beside_another_fault_is_measured_by_the_times_before_both(topology: Topology) -> None:
+    of = history(topology, [HEALTHY_S] * 16 + [HEALTHY_S + 0.1] * 16 + [HEALTHY_S + 0.13] * 8, FRAMES - 8)
+    found = search(topology, of).beyond_other_stages(suspect(topology), Span(start=FRAMES - 8, stop=FRAMES))
+    assert found == pytest.approx(0.13, abs=1e-6)
+
+
 def test_frames_without_a_transfer_do_not_move_the_onset(topology: Topology) -> None:
     of = history(topology, [HEALTHY_S] * FRAMES, 25, unseen=frozenset({30, 31, 33, 34, 39}))
     assert search(topology, of).since(suspect(topology)) == 25

@@ -8,6 +8,7 @@ from pipeline.frames import Frame, Signal
 from schemas.table import AnyArray, FloatArray, IntArray
 
 Float32Array = AnyArray
+_LEVEL_FRAMES = 24  # whose median is a level of the job: off by a quarter of its noise
 HOST_SIGNALS = (Signal.RUN_QUEUE, Signal.BLOCKED, Signal.STOPPED, Signal.THROTTLED)  # what kept a process from running
 
 
@@ -76,6 +77,12 @@ class History:
     def durations(self, start: int, stop: int) -> FloatArray:
         """Return the job's iteration times of frames start..stop-1, seconds."""
         return self.duration_s[self.slots(start, stop)]
+
+    def fastest(self, stop: int) -> float:
+        """Return the lowest median of successive blocks of frames before `stop`, seconds; infinite without a block."""
+        times_s, n = self.durations(self.first, stop), _LEVEL_FRAMES
+        blocks = (float(np.median(times_s[i : i + n])) for i in range(0, len(times_s) - n + 1, n))
+        return min(blocks, default=float("inf"))
 
     def compute(self, start: int, stop: int) -> FloatArray:
         """Return (n, world_size) computation times, seconds."""

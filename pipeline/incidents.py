@@ -39,8 +39,8 @@ _SHORT_SPELL = 20  # slow frames; a fault that comes and goes is there for less 
 _SPELLS = 3  # times as long as its longest spell that a fault is waited for
 _MOST_BAD = 0.2  # of the frames of a hold: less than the one spell that it may begin with
 _GOOD_FRAMES = 3  # in succession that end a spell
-_GROWN_FRAMES = 12  # in which a job has to be slow enough to accuse somebody, beyond its own noise
-_GROWN_Z = 2.5
+_GROWN_FRAMES = 12  # in which a job has to be slow enough to accuse somebody
+_GROWN_Z = 2.5  # standard errors of their median, less which it still has to be slower than need be told
 WORKLOAD = (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
 
 
@@ -79,6 +79,7 @@ class Incident:
     spell: int = 0  # slow frames in the latest spell
     longest_spell: int = 0
     good: int = 0  # frames that were not slow since then
+    fastest_s: float = 0.0  # iteration time before it, at its lowest
     grown: int = 0  # frames for which information about the job has been too little to say
 
     @property
@@ -111,7 +112,8 @@ class IncidentBook:
     def underestimated(self, history: History) -> tuple[Incident, float] | None:
         """Return the information about the job once it has grown enough to accuse somebody, and the seconds lost now.
 
-        Whatever was measured when it began, the job's own time says what it has lost since.
+        Whatever was measured when it began, the job's own time says what it has lost since it was fastest: a first
+        stair below the least slowdown that is told was one as well.
         """
         for incident in self.open.values():
             if incident.kind is not Kind.SLOW_JOB or incident.severity is not Severity.INFO:
@@ -119,9 +121,11 @@ class IncidentBook:
             recent = history.durations(history.n_frames - _GROWN_FRAMES, history.n_frames)
             level_s = float(np.median(recent))
             error_s = 1.253 * float(robust_scale(recent[:, None])[0]) / len(recent) ** 0.5
-            is_grown = level_s - _GROWN_Z * error_s >= self.params.accused_slowdown * incident.reference_s
+            is_grown = level_s >= self.params.accused_slowdown * incident.fastest_s
+            is_grown &= level_s - _GROWN_Z * error_s >= self.params.least_slowdown * incident.fastest_s
             incident.grown = incident.grown + 1 if is_grown else 0
             if is_grown:
+                incident.reference_s = incident.fastest_s
                 return incident, level_s - incident.reference_s
         return None
 
@@ -174,6 +178,7 @@ class IncidentBook:
             restated_frame=now,
             restated_excess_s=suspect.excess_s,
             spell=now - onset_frame,
+            fastest_s=min(reference_s, self._fastest_s(history, onset_frame)),
             longest_spell=now - onset_frame,
         )
         since = suspect.watch.excess(history, onset_frame, now)
@@ -181,6 +186,11 @@ class IncidentBook:
         self.open[name] = incident
         self.owners[name] = self.identity.incarnation
         yield self._alert(incident, history, AlertState.FIRING)
+
+    def _fastest_s(self, history: History, onset_frame: int) -> float:
+        """Return the job's own time at its lowest before an incident, seconds; none while another one explains it."""
+        is_explained = any(incident.severity is not Severity.INFO for incident in self.open.values())
+        return float("inf") if is_explained else history.fastest(onset_frame)
 
     def _grow(self, incident: Incident, suspect: Suspect, reference_s: float, history: History) -> Iterator[Alert]:
         """Add what came on top of information about the job, if that makes it more than information."""
@@ -241,6 +251,7 @@ class IncidentBook:
             if other.kind is not Kind.SLOW_JOB or other.opened_frame < recovered.opened_frame:
                 continue
             other.reference_s = min(other.reference_s, recovered.reference_s)
+            other.fastest_s = min(other.fastest_s, other.reference_s)
             other.restated_frame = now  # the frames before it were slow for two reasons
             watch = other.suspect.watch
             if isinstance(watch, JobWatch):

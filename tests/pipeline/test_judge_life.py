@@ -109,3 +109,11 @@ def test_what_came_on_top_of_a_fault_is_measured_anew_when_that_is_over() -> Non
     assert of_job[0].severity is Severity.INFO
     assert of_job[-1].severity is Severity.WARNING
     assert of_job[-1].slowdown_ratio == pytest.approx(1.12, abs=0.02)
+
+
+def test_a_first_stair_too_small_to_be_told_counts_all_the_same() -> None:
+    def slowdown(iteration: int) -> float:
+        return 1.0 + 0.035 * (iteration >= ONSET) + 0.07 * (iteration >= ONSET + 31)
+
+    alerts = judged(slowdown, ONSET + 61, Sensor.HOST_CALL)
+    assert (alerts[0].severity, alerts[-1].severity) == (Severity.INFO, Severity.WARNING)

@@ -186,10 +186,12 @@ class Job:
             watch = self.book.open[name].suspect.watch
             if isinstance(watch, JobWatch):
                 continue  # it would explain whatever happens to the job
-            before = watch.excess(self.history, max(change.reference_start, change.onset - 8), change.onset)
+            before = watch.excess(self.history, change.reference_start, change.onset)
             after = watch.excess(self.history, change.onset, now)
             if np.isfinite(before).any() and np.isfinite(after).any():
-                grown_s += float(np.nanmedian(after) - np.nanmedian(before))
+                # It may have grown little since just before, and a lot since the times that are compared with.
+                latest = before[-8:] if np.isfinite(before[-8:]).any() else before
+                grown_s += float(np.nanmedian(after) - min(np.nanmedian(before), np.nanmedian(latest)))
         self.notes.explained(change, grown_s)
         return grown_s >= 0.5 * gained_s
 

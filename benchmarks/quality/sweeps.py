@@ -2,8 +2,8 @@
 
 What is swept: for failslow the evidence that a change within the noise has to have, everything else at its defaults;
 for its parts alone their own hazard or threshold; ADWIN's delta at River's clock and at every value, and apart from
-these on standardised values, which are not what its bound is made for; for bocd the expected length of a run, by its own rule and by the
-mass of short runs, as released and with its update corrected; for others their one threshold.
+these on standardised values, which are not what its bound is made for; for bocd the expected length of a run, by its
+own rule and by the mass of short runs, as released and with its update corrected; for others their one threshold.
 """
 
 from collections.abc import Callable, Iterator

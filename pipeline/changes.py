@@ -23,6 +23,7 @@ from schemas.table import FloatArray
 _LEVEL = 500  # frames of the present level that are remembered
 _REFERENCE = 120  # frames of it that a proposed change is compared with: they tell how often spikes come
 _CHANCE = 1e-4  # of spikes that look like a change: proposals are many where spikes are
+_SETTLED = 20  # frames of a new level after which it is asked whether it is new
 _REFINE = 6
 _MANY = 8  # values that outvote spikes, however often those come
 
@@ -68,12 +69,26 @@ class ChangeSearch:
         if not np.isfinite(duration_s):
             return None
         self._level.append(duration_s)
+        if len(self._level) >= _SETTLED and self._is_level_before_last(np.array(self._level)):
+            self.retract()
         verdict = self._bocpd.update(np.array([np.log(duration_s)]))
         if self._candidate is None and verdict.score[0] >= 1.0 and verdict.run_length[0] >= 1:
             proposed = history.n_frames - int(verdict.run_length[0])
             if proposed > self.level_start:
                 self._candidate = proposed
         return self._verify(history) or self._add_up(history)
+
+    def retract(self) -> None:
+        """Take the last change for none: the level before it goes on."""
+        self._level = deque([*self._last_level.tolist(), *self._level], maxlen=_LEVEL)
+        self._last_level = np.empty(0)
+
+    def _is_level_before_last(self, times_s: FloatArray) -> bool:
+        """Whether times are nearer to those before the last change than any change worth telling is."""
+        if not len(self._last_level):
+            return False
+        ratio = float(np.median(times_s) / np.median(self._last_level))
+        return abs(log(ratio)) < log(self.params.least_slowdown) / 2
 
     def _add_up(self, history: History) -> Change | None:
         """Look at the evidence of all splits of the present level."""
@@ -149,8 +164,7 @@ class ChangeSearch:
         reference_start = max(history.first, self.level_start, onset - self.params.reference_frames)
         if onset - reference_start < FEWEST_REFERENCE:
             reference_start = max(history.first, onset - LEAST_BEFORE)
-        is_back = len(self._last_level) > 0 and abs(log(after_s / np.median(self._last_level))) < self._same
-        kept = np.concatenate([self._last_level, since]) if is_back else since
+        kept = np.concatenate([self._last_level, since]) if self._is_level_before_last(after) else since
         self._level = deque(kept.tolist(), maxlen=_LEVEL)
         self._last_level = earlier
         self._candidate = None
@@ -164,11 +178,6 @@ class ChangeSearch:
             reference_stop=onset,
             n_after=n_after,
         )
-
-    @property
-    def _same(self) -> float:
-        """How far apart, in logarithms, two levels may be that are the same."""
-        return log(self.params.least_slowdown) / 2
 
     def _left_reference(self, history: History, reference_s: float, ratio: float) -> int:
         """Return the frame after the last one in which the job was nearer to its reference than to now."""

@@ -228,6 +228,8 @@ class Job:
         self._inquiry = None
         if not has_lasted:
             self.notes.passing(change)
+            if self.changes.level_start == inquiry.change.onset:
+                self.changes.retract()
             self.observer.counted("changes_transient", 1)
             return
         if not suspects:

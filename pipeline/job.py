@@ -25,6 +25,7 @@ from pipeline.structure import Structure
 from pipeline.summary import summary
 from pipeline.suspect import Span, Suspect
 from pipeline.topology import Topology
+from pipeline.unreported import with_unreported
 from pipeline.watch import JobWatch, ScaledWatch
 from pipeline.weighing import Weighing
 from schemas.alerts import Alert, Kind, Resolution
@@ -86,7 +87,7 @@ class Job:
         self.topology.learn(batch.node, batch.ranks, batch.communicators, batch.rows.rank)
         self.assembler.add(batch)
         for frame in self.assembler.ready():
-            yield from self._judge(frame)
+            yield from self._saying_unreported(self._judge(frame))
 
     @property
     def has_ended(self) -> bool:
@@ -96,8 +97,12 @@ class Job:
     def end(self, resolution: Resolution) -> Iterator[Alert]:
         """Judge what is left and resolve what is open."""
         for frame in self.assembler.ready(ending=True):
-            yield from self._judge(frame)
-        yield from self.book.end(self.history, resolution)
+            yield from self._saying_unreported(self._judge(frame))
+        yield from self._saying_unreported(self.book.end(self.history, resolution))
+
+    def _saying_unreported(self, alerts: Iterator[Alert]) -> Iterator[Alert]:
+        for alert in alerts:
+            yield with_unreported(alert, self.topology.node_by_rank.count(""))
 
     def _judge(self, frame: Frame) -> Iterator[Alert]:
         if self.first_iteration is None:
@@ -234,14 +239,12 @@ class Job:
             return
         if not suspects:
             capped = JobWatch(change.before_s, 1.25 * gained_s)
-            suspects = search.by_telemetry(span, gained_s, capped) or [self._whole(change.before_s, gained_s)]
+            whole = slow_job(change.before_s, gained_s, self.params.least_z)
+            suspects = search.by_telemetry(span, gained_s, capped) or [whole]
         for suspect in suspects:
             felt = _felt(suspect, gained_s)
             onset_iteration = self.history.iteration_at(change.onset)
             yield from self._open(felt, change.onset, onset_iteration, change.before_s, 0.99)
-
-    def _whole(self, before_s: float, gained_s: float) -> Suspect:
-        return slow_job(before_s, gained_s, self.params.least_z, self.topology.node_by_rank.count(""))
 
     def _reconsider(self) -> Iterator[Alert]:
         """Look for the culprit of what was too little to accuse anybody when it began, and has grown since."""

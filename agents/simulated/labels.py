@@ -119,7 +119,7 @@ def _answer(scenario: Scenario, fault: Fault) -> tuple[Kind, frozenset[Component
             hypotheses = LinkHypotheses(incarnation(scenario, fault.onset)[0])
             suspect = suspect_of(fault)
             if sees_gpu:
-                candidates = frozenset(_link(scenario, alike) for alike in hypotheses.alike(suspect))
+                candidates = frozenset(_link(scenario, alike) for alike in hypotheses.alike(suspect, has_past=has_past))
                 return Kind.SLOW_LINK, candidates, has_past or hypotheses.has_equals(suspect)
     return Kind.SLOW_JOB, frozenset({_JOB}), has_past
 

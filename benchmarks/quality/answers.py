@@ -157,7 +157,7 @@ def _accepted(placement: Placement, fault: Fault, setting: str, *, has_past: boo
     said = [
         Said(
             kind=Kind(one["kind"]),
-            candidates=frozenset(components(placement, fault, one["component"])),
+            candidates=frozenset(components(placement, fault, one["component"], has_past=has_past)),
             is_loose=is_partial,
         )
         for one in (row, *([row["also"]] if "also" in row else []))

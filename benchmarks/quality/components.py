@@ -14,8 +14,8 @@ JOB = ComponentName(type=ComponentType.JOB)
 _DRAWS = 500
 
 
-def components(placement: Placement, fault: Fault, component: str) -> list[ComponentName]:
-    """Return the components that a word of answers.toml stands for."""
+def components(placement: Placement, fault: Fault, component: str, *, has_past: bool) -> list[ComponentName]:
+    """Return the components that a word of answers.toml stands for, by whether the job was healthy before."""
     scenario = placement.scenario
     match component, fault:
         case "gpu" | "rank", SlowGpu() | SlowRank():
@@ -29,14 +29,15 @@ def components(placement: Placement, fault: Fault, component: str) -> list[Compo
         case "host", SlowHost(node=node):
             return [ComponentName(type=ComponentType.HOST, node=node_name(scenario, node))]
         case "links", SlowNic() | SlowLink():
-            return [_link(scenario, alike) for alike in LinkHypotheses(placement).alike(suspect_of(fault))]
+            alike = LinkHypotheses(placement).alike(suspect_of(fault), has_past=has_past)
+            return [_link(scenario, one) for one in alike]
         case "job", _:
             return [JOB]
     raise ValueError(f"answers.toml: a {fault.kind} has no {component}")
 
 
 def has_equals(placement: Placement, fault: Fault) -> bool:
-    """Return whether a transfer of the same kind as a slowed one stays healthy, to compare with."""
+    """Return whether enough transfers of the same kind as a slowed one stay healthy, to compare with."""
     return isinstance(fault, SlowNic | SlowLink) and LinkHypotheses(placement).has_equals(suspect_of(fault))
 
 

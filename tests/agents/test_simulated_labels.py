@@ -107,7 +107,6 @@ def test_a_slow_node_is_told_from_its_links_by_what_else_it_slows() -> None:
     assert hypotheses.alike((1, 5)) == {(1, 5)}
     assert hypotheses.alike(1) == {1}
     assert hypotheses.alike((1, 2)) == {(0, 1), (1, 2), (2, 3)}
-    assert hypotheses.alike((0, 3)) == {(0, 3)}  # the world's ring does not use it
     assert hypotheses.alike((3, 4)) == hypotheses.alike((0, 7)) == {(3, 4), (0, 7)}  # which only the world's ring uses
     pipelines = {number for kind, number, _ in hypotheses.predicted(1) if kind == "pipeline"}
     assert pipelines == {2 * 2 + 0, 2 * 2 + 1, 3 * 2 + 0, 3 * 2 + 1}
@@ -122,6 +121,34 @@ def test_without_a_pipeline_no_transfer_tells_the_edges_of_a_ring_apart() -> Non
         for text in ("nic 0", "nic 1", "nic 2", "nic 3", "link 0-1", "link 1-2", "link 2-3", "link 0-3")
     }
     assert not one.visible  # from the start, with no equal ring to compare with
+
+
+def test_a_few_bytes_that_are_quick_clear_no_link_and_slow_ones_clear_those_they_do_not_use() -> None:
+    hypotheses = LinkHypotheses(Placement(scenario(LINK), 0, 0))
+    # Of the four links of the first stage's rings, the world's ring does not use the one that closes them.
+    assert hypotheses.alike((0, 3)) == {(0, 1), (1, 2), (2, 3), (0, 3)}
+    assert hypotheses.alike((1, 2)) == {(0, 1), (1, 2), (2, 3)}
+    assert hypotheses.alike(0) == {0}  # large messages of the pipeline do tell
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (1, 2), (2, 3), (0, 3)])
+def test_from_the_start_the_only_communicator_of_its_kind_tells_no_link_from_another(nodes: tuple[int, int]) -> None:
+    hypotheses = LinkHypotheses(Placement(scenario(LINK), 0, 0))
+    assert hypotheses.has_equals(nodes)
+    assert hypotheses.alike(nodes, has_past=False) == {(0, 1), (1, 2), (2, 3), (0, 3)}
+    (one,) = expected(scenario(f"kind = 'slow_link', nodes = {list(nodes)}, factor = 12.0"))
+    assert one.candidates == {
+        component(scenario(LINK), text) for text in ("link 0-1", "link 1-2", "link 2-3", "link 0-3")
+    }
+
+
+def test_from_the_start_two_rings_do_not_show_whether_one_is_slow() -> None:
+    # Nodes 0 and 1 are the first stage, 2 and 3 the second: one ring each, and eight pipelines.
+    hypotheses = LinkHypotheses(Placement(scenario(GPU, layout="tp = 1, pp = 2, dp = 8"), 0, 0))
+    assert hypotheses.alike(0) == {0}
+    assert hypotheses.alike(0, has_past=False) == {0, 2, (0, 2)}
+    assert hypotheses.has_equals((0, 2))
+    assert not hypotheses.has_equals((0, 1))
 
 
 def test_a_link_that_nothing_uses_is_not_to_be_seen() -> None:

@@ -15,7 +15,7 @@ class JudgeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     least_slowdown: float = 1.05  # of the iteration time: below, nobody is called
     accused_slowdown: float = 1.10  # below this an incident is information and accuses no component
     critical_slowdown: float = 1.5
-    evidence: float = 11.0  # log likelihood ratio of a change within the noise: once in 10,000 iterations by chance
+    evidence: float = 8.0  # log likelihood ratio of a change within the noise: once in 10,000 iterations by chance
     least_z: float = 5.0  # 10,000 ranks are compared at once
     least_link_ratio: float = 1.3  # of transfer time: single transfers vary by 30 % in healthy networks
     explained_share: float = 0.25  # of a slowdown that a component has to explain to be named

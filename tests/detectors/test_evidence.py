@@ -7,7 +7,7 @@ import numpy as np
 from detectors.detector import FloatArray
 from detectors.evidence import strongest_split
 
-THRESHOLD = 11.0
+THRESHOLD = 8.0
 
 
 def noise(seed: int, n: int, cv: float) -> FloatArray:

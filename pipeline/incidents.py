@@ -14,6 +14,7 @@ from msgspec.structs import replace as replace_struct
 from pipeline.advice import advice, causes
 from pipeline.groups import quiet_median, robust_scale
 from pipeline.history import History
+from pipeline.incident import Incident, count_spell
 from pipeline.judge_params import JudgeParams
 from pipeline.slow_job import slow_job, whole_job
 from pipeline.suspect import CLOCK_EVIDENCE, Suspect
@@ -22,7 +23,6 @@ from schemas.alerts import (
     ALERT_SCHEMA_VERSION,
     Alert,
     AlertState,
-    Component,
     Evidence,
     Kind,
     Resolution,
@@ -34,11 +34,11 @@ from schemas.table import IntArray
 _RECENT_FRAMES = 8  # of telemetry, that a restatement shows
 _FLAP_FRAMES = 60  # coming back within so many frames of its resolution is flapping
 _LONGEST_HOLD = 80
+_SURE = 2.5  # standard errors between a median and what counts as recovered
 _RESTATE_CHANGE = 0.33
 _SHORT_SPELL = 20  # slow frames; a fault that comes and goes is there for less at a time, and gone for up to twice that
 _SPELLS = 3  # times as long as its longest spell that a fault is waited for
 _MOST_BAD = 0.2  # of the frames of a hold: less than the one spell that it may begin with
-_GOOD_FRAMES = 3  # in succession that end a spell
 _GROWN_FRAMES = 12  # in which a job has to be slow enough to accuse somebody
 _GROWN_Z = 2.5  # standard errors of their median, less which it still has to be slower than need be told
 WORKLOAD = (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
@@ -51,46 +51,6 @@ class JobIdentity:
     job_id: str
     incarnation: str
     world_size: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Incident:
-    """One open incident; frames are numbered as in the history."""
-
-    suspect: Suspect
-    component: Component  # as published: information accuses the job as a whole
-    kind: Kind
-    fingerprint: str
-    severity: Severity
-    onset_iteration: int
-    onset_time_ns: int
-    detected_iteration: int
-    reference_s: float
-    excess_s: float
-    confidence: float
-    opened_frame: int
-    hold: int
-    lost_gpu_s: float = 0.0
-    throttle_reasons: int = 0
-    restated_frame: int = 0
-    restated_excess_s: float = 0.0
-    unseen: int = 0
-    n_updates: int = 0  # each waits twice as long as the one before
-    spell: int = 0  # slow frames in the latest spell
-    longest_spell: int = 0
-    good: int = 0  # frames that were not slow since then
-    fastest_s: float = 0.0  # iteration time before it, at its lowest
-    grown: int = 0  # frames for which information about the job has been too little to say
-
-    @property
-    def slowdown(self) -> float:
-        """Iteration time over what it would be without."""
-        return 1.0 + max(self.excess_s, 0.0) / self.reference_s
-
-    @property
-    def good_s(self) -> float:
-        """The excess up to which a frame counts as good."""
-        return min(0.5 * self.excess_s, max(0.04 * self.reference_s, 0.25 * self.excess_s))
 
 
 @dataclass(slots=True)
@@ -112,11 +72,12 @@ class IncidentBook:
     def underestimated(self, history: History) -> tuple[Incident, float] | None:
         """Return the information about the job once it has grown enough to accuse somebody, and the seconds lost now.
 
-        Whatever was measured when it began, the job's own time says what it has lost since it was fastest: a first
-        stair below the least slowdown that is told was one as well.
+        Whatever was measured when it began, the job's time says what it has lost since it was fastest: a first stair
+        below the least slowdown that is told was one as well.
         """
         for incident in self.open.values():
-            if incident.kind is not Kind.SLOW_JOB or incident.severity is not Severity.INFO:
+            is_new = incident.opened_frame == history.n_frames
+            if is_new or incident.kind is not Kind.SLOW_JOB or incident.severity is not Severity.INFO:
                 continue
             recent = history.durations(history.n_frames - _GROWN_FRAMES, history.n_frames)
             level_s = float(np.median(recent))
@@ -227,7 +188,7 @@ class IncidentBook:
         latest = watch.excess(history, now - 1, now)
         if len(latest) and np.isfinite(latest[0]):
             incident.unseen = 0
-            _count_spell(incident, is_slow=float(latest[0]) > 0.5 * incident.excess_s)
+            count_spell(incident, is_slow=float(latest[0]) > 0.5 * incident.excess_s)
             incident.lost_gpu_s += self.identity.world_size * max(float(latest[0]), 0.0)
         else:
             incident.unseen += 1
@@ -262,6 +223,7 @@ class IncidentBook:
         now, hold = history.n_frames, incident.hold
         if incident.longest_spell <= _SHORT_SPELL:
             hold = max(hold, _SPELLS * incident.longest_spell)
+        hold = max(hold, self._frames_to_tell(incident, history))
         start = max(now - hold, incident.opened_frame - 1)
         recent = incident.suspect.watch.excess(history, start, now)
         known = np.isfinite(recent)
@@ -277,6 +239,14 @@ class IncidentBook:
         last_bad = last_bad[last_bad < len(earlier) - hold // 2 - 1]
         good = (last_bad[-1] + 1) if len(last_bad) else 0
         return history.iteration_at(now - len(earlier) + int(good))
+
+    def _frames_to_tell(self, incident: Incident, history: History) -> int:
+        """Return how many frames it takes to tell a recovered suspect from a slow one whose excess varies so much."""
+        start = max(history.n_frames - 2 * self.params.hold_frames, incident.opened_frame - 1)
+        scale = float(robust_scale(incident.suspect.watch.excess(history, start, history.n_frames)[:, None])[0])
+        if not scale > 0 or not incident.good_s > 0:
+            return 0
+        return min(int((_SURE * 1.253 * scale / incident.good_s) ** 2) + 1, _LONGEST_HOLD)
 
     def _restatement_due(self, incident: Incident, history: History) -> bool:
         """Bring the incident's size up to date and say whether that is worth another revision."""
@@ -351,16 +321,6 @@ class IncidentBook:
             causes=causes(incident.kind, incident.throttle_reasons, incident.suspect.evidence),
             advice=advice(incident.kind, incident.lost_gpu_s, self.identity.world_size),
         )
-
-
-def _count_spell(incident: Incident, *, is_slow: bool) -> None:
-    """Count the slow frames since the last few good ones in succession."""
-    if is_slow:
-        incident.spell = 1 if incident.good >= _GOOD_FRAMES else incident.spell + 1
-        incident.good = 0
-        incident.longest_spell = max(incident.longest_spell, incident.spell)
-    else:
-        incident.good += 1
 
 
 def _with_present_clock(suspect: Suspect, history: History) -> Suspect:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.changes import Change
     from pipeline.excess import Excess
     from pipeline.history import History
-    from pipeline.incidents import Incident
+    from pipeline.incident import Incident
     from pipeline.ranks import RankSearch
     from pipeline.suspect import Span, Suspect
     from pipeline.telemetry import Telemetry

@@ -13,7 +13,8 @@ from pipeline.changes import Change
 from pipeline.excess import Excess
 from pipeline.history import History
 from pipeline.hypotheses import Hypothesis, Number, Question, Verdict
-from pipeline.incidents import WORKLOAD, Incident, JobIdentity
+from pipeline.incident import Incident
+from pipeline.incidents import WORKLOAD, JobIdentity
 from pipeline.judge_params import JudgeParams
 from pipeline.notes import Notes
 from pipeline.observer import Observer

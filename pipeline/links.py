@@ -16,7 +16,7 @@ from pipeline.notes import NO_NOTES, Notes
 from pipeline.paths import Paths
 from pipeline.suspect import Span, Suspect
 from pipeline.topology import Topology
-from pipeline.watch import LinkWatch
+from pipeline.watch import LinkWatch, ScaledWatch
 from schemas.alerts import Component, ComponentName, ComponentType, Evidence, Kind
 from schemas.table import BoolArray, FloatArray, IntArray
 
@@ -184,7 +184,11 @@ class LinkSearch:
             touching[rank] = [i for i in own if i in wanted]
             lost[rank] = float(sum(beyond[i] for i in touching[rank]))
         worst = max(lost, key=lambda rank: (lost[rank], -rank))
-        watched = np.array(sorted(touching[worst]))
+        # Who loses most may do so in transfers that nobody reports: another one is watched in its place then.
+        seen = set(series.tolist())
+        shown = max(lost, key=lambda rank: (not seen.isdisjoint(touching[rank]), lost[rank], -rank))
+        watched = np.array(sorted(touching[shown]))
+        watch = LinkWatch(watched, ratios.usual_s[watched], self.paths.calls[watched])
         z = ratios.log_ratio[series] / ratios.error[series]
         top = int(series[np.argmax(beyond[series])])
         evidence = Evidence(
@@ -200,7 +204,7 @@ class LinkSearch:
             component=Component(type=ComponentType.LINK, name=candidates[0], candidates=candidates),
             excess_s=lost[worst],
             z=float(np.median(z) * np.sqrt(len(series))),
-            watch=LinkWatch(watched, ratios.usual_s[watched], self.paths.calls[watched]),
+            watch=watch if shown == worst else ScaledWatch(watch, lost[worst] / lost[shown]),
             sources=("gpu",),
             evidence=(evidence, spread),
             claims=frozenset(("series", i) for i in wanted),

@@ -146,3 +146,22 @@ def test_a_link_that_explains_too_little_of_a_slowdown_gives_way_to_one_whose_tr
     assert suspect.component.candidates == (link("node2"),)
     assert suspect.excess_s == pytest.approx(2 * one_transfer_s, rel=0.1)
     assert suspect.is_clear
+
+
+def test_a_link_whose_worst_loser_is_reported_by_nobody_is_followed_by_what_is_seen() -> None:
+    """Rank 0 of node 0 loses most, to a node without an agent; rank 1 of node 0 loses to two nodes that are seen."""
+    members = {50: (0, 2), 51: (1, 3), 52: (1, 4), 53: (3, 4)}
+    made, nodes = Topology(5), (0, 0, 1, 2, 3)
+    for rank, node in enumerate(nodes):
+        own = [(comm, ranks.index(rank)) for comm, ranks in members.items() if rank in ranks]
+        for comm, place in own:
+            table = Communicators.build(1, rank=rank, comm=[comm], comm_rank=place, size=2)
+            made.learn(f"node{node}", (), table, np.array([rank]))
+            made.series_index(rank, comm, int(Op.REDUCE_SCATTER), 0, 8 if comm == 50 else 2, LARGE)
+    (suspect,) = search(made, {50: 5.0, 51: 5.0, 52: 5.0}, never_seen={50})
+    assert suspect.component.candidates == (link("node0"),)
+    seen = [index for index, one in enumerate(made.series) if one.key.comm in (51, 52)]
+    times_s = np.where(np.isin(np.arange(len(made.series)), seen), 0.05, np.nan)
+    history = History(5)
+    history.push(Frame.empty(0, 5, 0), 1.5, times_s, np.ones(5, bool))
+    assert suspect.watch.excess(history, 0, 1) == pytest.approx([suspect.excess_s], rel=0.15)

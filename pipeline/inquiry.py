@@ -4,12 +4,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detectors.verify import MOST_AFTER, shift
+from detectors.verify import MOST_AFTER, Outcome, confirm, shift
 from pipeline.changes import Change
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 
 QUICK = 2  # frames after which a plain change is known
+SPELL_FRAMES = 4  # a slowdown that passes is as long at least: compilation, collected garbage, checkpoints take 1 to 3
+_SPELLS_APART = 60  # frames from the end of one to the next: those that come more rarely cost little
+_GAP_FRAMES = 3  # at the usual pace in between
+_ALIKE = 2.0  # times as large as one another, at most
 
 
 @dataclass(slots=True)
@@ -44,3 +48,40 @@ def as_of_now(change: Change, history: History, params: JudgeParams) -> Change:
     latest_s = float(np.median(history.durations(max(change.onset, now - params.window_frames), now)))
     after_s = max(latest_s, params.least_slowdown * change.before_s)
     return replace(change, after_s=after_s, ratio=after_s / change.before_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """A slowdown without a culprit that has passed; frames [onset, stop), seconds before and in it."""
+
+    change: Change
+    stop: int
+
+    @classmethod
+    def of(cls, change: Change, history: History) -> "Spell | None":
+        """Return the spell that a passing change was; none if it was too short to be more than a pause."""
+        is_slow = history.durations(change.onset, history.n_frames) > (change.before_s + change.after_s) / 2
+        length = len(is_slow) if is_slow.all() else int(np.argmin(is_slow))
+        return cls(change, change.onset + length) if length >= SPELL_FRAMES else None
+
+    def recurs(self, history: History, params: JudgeParams) -> Change | None:
+        """Return the slowdown since the first spell, once a second one of like size shows that it comes and goes.
+
+        Both are compared with what was before the first: times that had spells in them already prove no further one.
+        """
+        now, start = history.n_frames, history.n_frames - SPELL_FRAMES
+        first = self.change
+        if not self.stop + _GAP_FRAMES <= start <= self.stop + _SPELLS_APART:
+            return None
+        halfway_s = (first.before_s + first.after_s) / 2
+        if not (history.durations(start, now) > halfway_s).all():
+            return None
+        if np.count_nonzero(history.durations(self.stop, start) <= halfway_s) < _GAP_FRAMES:
+            return None
+        before = history.durations(first.reference_start, first.reference_stop)
+        found = shift(before, history.durations(start, now))
+        gained_s = (found.ratio - 1) * first.before_s
+        is_alike = 1 / _ALIKE <= gained_s / (first.after_s - first.before_s) <= _ALIKE
+        if not is_alike or confirm(found, params.least_slowdown).outcome is not Outcome.CONFIRMED:
+            return None
+        return replace(first, after_s=first.before_s + gained_s, ratio=found.ratio, n_after=now - first.onset)

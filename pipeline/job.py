@@ -15,7 +15,7 @@ from pipeline.frames import Frame, FrameAssembler, Lateness, Signal
 from pipeline.history import History
 from pipeline.imbalance import find_imbalance
 from pipeline.incidents import WORKLOAD, IncidentBook, JobIdentity
-from pipeline.inquiry import QUICK, Inquiry, as_of_now, lasts
+from pipeline.inquiry import QUICK, SPELL_FRAMES, Inquiry, Spell, as_of_now, lasts
 from pipeline.judge_params import JudgeParams
 from pipeline.notes import NO_NOTES, Notes
 from pipeline.observer import Observer
@@ -64,6 +64,7 @@ class Job:
     _structure: Structure | None = None
     _inquiry: Inquiry | None = None
     _last_change: Change | None = None
+    _spell: Spell | None = None  # the last slowdown that passed
     _balanced: int = 0  # looks in succession that found no imbalance
     _throttle: IntArray = field(init=False)
     _unfelt: set[int] = field(default_factory=set)  # ranks at low clocks that did not make the job slower
@@ -127,7 +128,9 @@ class Job:
             yield alert
             self.notes.told(alert)
             self._doubt(alert)
-        if change is not None and change.ratio > 1:
+        if again := self._recurring():
+            yield from self._tell_recurring(again, structure)
+        elif change is not None and change.ratio > 1:
             yield from self._inquire(change, structure)
         elif self._inquiry is not None:
             yield from self._continue_inquiry(structure)
@@ -233,18 +236,41 @@ class Job:
         self._inquiry = None
         if not has_lasted:
             self.notes.passing(change)
+            self._spell = Spell.of(inquiry.change, self.history)
             if self.changes.level_start == inquiry.change.onset:
                 self.changes.retract()
             self.observer.counted("changes_transient", 1)
             return
-        if not suspects:
-            capped = JobWatch(change.before_s, 1.25 * gained_s)
-            whole = slow_job(change.before_s, gained_s, self.params.least_z)
-            suspects = search.by_telemetry(span, gained_s, capped) or [whole]
+        yield from self._tell(change, suspects or self._beyond_times(search, span, change))
+
+    def _beyond_times(self, search: Search, span: Span, change: Change) -> list[Suspect]:
+        """Return who telemetry alone makes a suspect of a slowdown without a culprit, or else the whole job."""
+        gained_s = change.after_s - change.before_s
+        whole = slow_job(change.before_s, gained_s, self.params.least_z)
+        return search.by_telemetry(span, gained_s, JobWatch(change.before_s, 1.25 * gained_s)) or [whole]
+
+    def _tell(self, change: Change, suspects: list[Suspect]) -> Iterator[Alert]:
+        iteration = self.history.iteration_at(change.onset)
         for suspect in suspects:
-            felt = _felt(suspect, gained_s)
-            onset_iteration = self.history.iteration_at(change.onset)
-            yield from self._open(felt, change.onset, onset_iteration, change.before_s, 0.99)
+            felt = _felt(suspect, change.after_s - change.before_s)
+            yield from self._open(felt, change.onset, iteration, change.before_s, 0.99)
+
+    def _recurring(self) -> Change | None:
+        """Return what has come back after it had passed, unless somebody is accused: it may be the same."""
+        return self._spell.recurs(self.history, self.params) if self._spell and not self._accusing() else None
+
+    def _tell_recurring(self, change: Change, structure: Structure) -> Iterator[Alert]:
+        self._inquiry, self._spell, self._last_change = None, None, change
+        now = self.history.n_frames
+        span = Span(
+            start=now - SPELL_FRAMES,
+            stop=now,
+            reference_start=change.reference_start,
+            reference_stop=change.reference_stop,
+        )
+        search = self._search(structure)
+        suspects = search.find(span, (self.params.accused_slowdown - 1) * change.before_s)
+        yield from self._tell(change, suspects or self._beyond_times(search, span, change))
 
     def _reconsider(self) -> Iterator[Alert]:
         """Look for the culprit of what was too little to accuse anybody when it began, and has grown since."""

@@ -125,7 +125,7 @@ class ChangeSearch:
         ]
         if Outcome.CONFIRMED in outcomes:
             return self._settled(history, onset, before, after, slower.ratio)
-        if Outcome.UNDECIDED not in outcomes or history.n_frames - self._candidate > MOST_AFTER:
+        if Outcome.UNDECIDED not in outcomes or len(after) > _MANY:  # what is not plain by then is for the evidence
             self._candidate = None
         return None
 

@@ -39,8 +39,8 @@ _RESTATE_CHANGE = 0.33
 _SHORT_SPELL = 20  # slow frames; a fault that comes and goes is there for less at a time, and gone for up to twice that
 _SPELLS = 3  # times as long as its longest spell that a fault is waited for
 _MOST_BAD = 0.2  # of the frames of a hold: less than the one spell that it may begin with
-_GROWN_FRAMES = 12  # in which a job has to be slow enough to accuse somebody
-_GROWN_Z = 2.5  # standard errors of their median, less which it still has to be slower than need be told
+_GROWN_FRAMES = (12, 24, 48, 96)  # in which a job has to be slow enough to accuse somebody
+_GROWN_Z = 2.5  # standard errors of their median, less which it still has to be
 WORKLOAD = (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
 
 
@@ -79,19 +79,16 @@ class IncidentBook:
             is_new = incident.opened_frame == history.n_frames
             if is_new or incident.kind is not Kind.SLOW_JOB or incident.severity is not Severity.INFO:
                 continue
-            recent = history.durations(history.n_frames - _GROWN_FRAMES, history.n_frames)
-            level_s = float(np.median(recent))
-            error_s = 1.253 * float(robust_scale(recent[:, None])[0]) / len(recent) ** 0.5
-            is_grown = level_s >= self.params.accused_slowdown * incident.fastest_s
-            is_grown &= level_s - _GROWN_Z * error_s >= self.params.least_slowdown * incident.fastest_s
-            incident.grown = incident.grown + 1 if is_grown else 0
-            if is_grown:
-                incident.reference_s = incident.fastest_s
-                return incident, level_s - incident.reference_s
+            least_s = self.params.accused_slowdown * incident.fastest_s
+            level_s = _level_beyond(history, incident.opened_frame, least_s)
+            incident.grown = 0 if level_s is None else incident.grown + 1
+            if level_s is not None:
+                return incident, level_s - incident.fastest_s
         return None
 
     def raise_job(self, incident: Incident, history: History, excess_s: float) -> Iterator[Alert]:
         """Say that the job as a whole has become so much slower that it is information no longer."""
+        incident.reference_s = incident.fastest_s
         incident.suspect = slow_job(incident.reference_s, excess_s, incident.suspect.z)
         incident.excess_s = incident.restated_excess_s = excess_s
         incident.severity = self._severity(Kind.SLOW_JOB, incident.slowdown)
@@ -256,7 +253,7 @@ class IncidentBook:
             return False
         recent = incident.suspect.watch.excess(history, now - self.params.restate_frames, now)
         level = float(quiet_median(recent[:, None])[0])
-        if level > 0.5 * incident.excess_s:
+        if level > incident.good_s:  # also of a suspect that recovered in part
             incident.excess_s = level
         change = abs(incident.excess_s - incident.restated_excess_s)
         is_same = incident.kind in WORKLOAD or change <= _RESTATE_CHANGE * incident.restated_excess_s
@@ -321,6 +318,19 @@ class IncidentBook:
             causes=causes(incident.kind, incident.throttle_reasons, incident.suspect.evidence),
             advice=advice(incident.kind, incident.lost_gpu_s, self.identity.world_size),
         )
+
+
+def _level_beyond(history: History, opened_frame: int, least_s: float) -> float | None:
+    """Return the job's iteration time if it is beyond `least_s` for sure, by as many frames as that takes to tell."""
+    for n_frames in _GROWN_FRAMES:
+        if n_frames > _GROWN_FRAMES[0] and history.n_frames - n_frames < opened_frame:
+            break
+        recent = history.durations(history.n_frames - n_frames, history.n_frames)
+        level_s = float(np.median(recent))
+        error_s = 1.253 * float(robust_scale(recent[:, None])[0]) / float(np.sqrt(len(recent)))
+        if level_s - _GROWN_Z * error_s >= least_s:
+            return level_s
+    return None
 
 
 def _with_present_clock(suspect: Suspect, history: History) -> Suspect:

@@ -25,19 +25,23 @@ class Inquiry:
 
 
 def lasts(change: Change, history: History, params: JudgeParams) -> bool | None:
-    """Whether a slowdown without a culprit is no passing one, nor the end of a fast start; None: not known yet."""
+    """Whether a slowdown without a culprit is no passing one; None: not known yet.
+
+    After so few frames that the job may still have been getting under way, it has to last for longer.
+    """
     now = history.n_frames
-    if change.onset < params.reference_frames:
+    is_long = change.n_after >= params.inquiry_frames + params.transient_frames
+    n_latest = params.window_frames if is_long else params.transient_frames
+    latest_s = float(np.median(history.durations(now - n_latest, now)))
+    if latest_s < float(np.sqrt(params.least_slowdown)) * change.before_s:
         return False
-    if change.n_after >= params.inquiry_frames + params.transient_frames:
-        return True
+    if change.onset < params.reference_frames:
+        return True if now - change.onset >= MOST_AFTER else None
     before = history.durations(change.reference_start, change.reference_stop)
     found = shift(before, history.durations(max(change.onset, now - MOST_AFTER), now))
-    latest_s = float(np.median(history.durations(now - params.transient_frames, now)))
-    if latest_s >= (1 + 0.25 * (found.ratio - 1)) * change.before_s and found.lower > 0:
-        return True
     # Spikes at its beginning make a slowdown seem larger than what is left of it.
-    return False if latest_s < float(np.sqrt(params.least_slowdown)) * change.before_s else None
+    is_slow_still = latest_s >= (1 + 0.25 * (found.ratio - 1)) * change.before_s and found.lower > 0
+    return True if is_long or is_slow_still else None
 
 
 def as_of_now(change: Change, history: History, params: JudgeParams) -> Change:

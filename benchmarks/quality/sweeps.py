@@ -68,7 +68,7 @@ class Part:
 
 def _failslow() -> Iterator[Setting]:
     yield Setting("defaults", Chain, is_default=True)
-    for evidence in (6.0, 8.0, 16.0):
+    for evidence in (4.0, 6.0, 10.0, 14.0):
         if params := changed(DEFAULTS, evidence=evidence):
             yield Setting(f"evidence {evidence:g}", partial(Chain, params))
 

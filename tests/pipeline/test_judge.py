@@ -80,6 +80,12 @@ def test_a_slowdown_below_ten_percent_is_information_about_the_job() -> None:
     }
 
 
+def test_a_job_that_slows_down_while_it_gets_under_way_is_told_once_that_lasts() -> None:
+    (said,) = judged(records(job(), lambda i: 1.2 if i >= 26 else 1.0))[:1]
+    assert (said.kind, said.onset_iteration) == (Kind.SLOW_JOB, 26)
+    assert 25 <= said.detected_iteration - 26 <= 35
+
+
 def test_a_gpu_that_slows_down_just_after_the_whole_job_did_is_found_as_soon() -> None:
     second = ONSET + 5
 

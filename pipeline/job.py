@@ -281,12 +281,12 @@ class Job:
         onset = int(np.searchsorted(held, incident.onset_iteration)) + self.history.first
         before = max(onset - self.params.reference_frames, self.history.first)
         span = Span(start=now - self.params.window_frames, stop=now, reference_start=before, reference_stop=onset)
-        suspects = self._search(self._current_structure()).of_growth(span, gained_s, incident.reference_s)
+        suspects = self._search(self._current_structure()).of_growth(span, gained_s, incident.fastest_s)
         may_show = bool(self.sensors & (Sensor.GPU | Sensor.SPAN))  # who it is, in some more frames
-        if not suspects and (not may_show or incident.grown > 2 * self.params.window_frames):
+        if not suspects and (not may_show or incident.grown > 3 * self.params.window_frames):
             yield from self.book.raise_job(incident, self.history, gained_s)
         for suspect in suspects:
-            yield from self._open(suspect, onset, incident.onset_iteration, incident.reference_s, 0.99)
+            yield from self._open(suspect, onset, incident.onset_iteration, incident.fastest_s, 0.99)
 
     def _look_at_peers(self, structure: Structure) -> Iterator[Alert]:
         """Ask whether a component has been slower than its equals for a while, whatever the past."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.quality.matching import Finding, Matched
 from benchmarks.quality.real import Curve
@@ -91,6 +92,7 @@ def _corpus_recall(axis: Any, matched: Sequence[Matched]) -> None:
         axis.annotate(str(n), (x, y), fontsize=7, textcoords="offset points", xytext=(3, -10))
     axis.axvline(CLEAR_SIGMAS, color="grey", linewidth=0.8)
     axis.set(xscale="log", xlabel="shift / noise", ylim=(0, 1.03), title="Corpus, steps of 10 % or more: recall")
+    _readable(axis.xaxis)
 
 
 def _corpus_delay(axis: Any, matched: Sequence[Matched]) -> None:
@@ -101,6 +103,8 @@ def _corpus_delay(axis: Any, matched: Sequence[Matched]) -> None:
     axis.set(
         xscale="log", yscale="log", xlabel="shift / noise", title="Corpus, steps: slow iterations until it was said"
     )
+    _readable(axis.xaxis)
+    _readable(axis.yaxis)
     axis.legend(fontsize=8)
 
 
@@ -116,9 +120,18 @@ def _real(axis: Any, curves: Sequence[Curve], field: str) -> None:
     if field == "delay" and curves:
         _bound(axis, np.geomspace(0.5, 6.0, 100))
         axis.set(yscale="log")
+        _readable(axis.yaxis)
     axis.set(xscale="log", xlabel="shift / noise", title=f"Spliced into the noise of real series: {field}")
     if curves:
+        _readable(axis.xaxis)
         axis.legend(fontsize=7, ncols=2)
+
+
+def _readable(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _bound(axis: Any, sigmas: FloatArray) -> None:

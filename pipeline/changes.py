@@ -81,6 +81,7 @@ class ChangeSearch:
     def retract(self) -> None:
         """Take the last change for none: the level before it goes on."""
         self._level = deque([*self._last_level.tolist(), *self._level], maxlen=_LEVEL)
+        self.level_start = max(0, self.level_start - len(self._last_level))
         self._last_level = np.empty(0)
 
     def _is_level_before_last(self, times_s: FloatArray) -> bool:
@@ -98,7 +99,8 @@ class ChangeSearch:
             return None
         before, after = times_s[: -found.length], times_s[-found.length :]
         moved = shift(before, after)
-        onset = history.n_frames - found.length
+        # Of a level that was returned to, the frames in between are no part.
+        onset = max(history.n_frames - found.length, self.level_start)
         self.notes.compared(moved, onset, evidence=found.score)
         is_clear = moved.lower > 0 if found.log_ratio > 0 else moved.upper < 0
         if found.length < _MANY and not is_clear:

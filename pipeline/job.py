@@ -281,7 +281,9 @@ class Job:
         onset = int(np.searchsorted(held, incident.onset_iteration)) + self.history.first
         before = max(onset - self.params.reference_frames, self.history.first)
         span = Span(start=now - self.params.window_frames, stop=now, reference_start=before, reference_stop=onset)
-        suspects = self._search(self._current_structure()).of_growth(span, gained_s, incident.fastest_s)
+        search = self._search(self._current_structure())
+        # Without a past, what was always usual between peers would count as growth.
+        suspects = search.of_growth(span, gained_s, incident.fastest_s) if span.has_reference else []
         may_show = bool(self.sensors & (Sensor.GPU | Sensor.SPAN))  # who it is, in some more frames
         if not suspects and (not may_show or incident.grown > 3 * self.params.window_frames):
             yield from self.book.raise_job(incident, self.history, gained_s)

@@ -74,11 +74,12 @@ class Search:
                 unfelt |= ranks
 
     def of_growth(self, span: Span, gained_s: float, reference_s: float) -> list[Suspect]:
-        """Return who explains most of what a job has lost bit by bit: taken to be the reason of all of it."""
+        """Return who explains most of what a job has lost bit by bit: taken to be the reason of all of it, together."""
         suspects = [suspect for suspect in self.find(span, 0.5 * gained_s) if suspect.is_clear]
         if not suspects and not self.sensors & (Sensor.GPU | Sensor.SPAN):
             suspects = self.by_telemetry(span, gained_s, JobWatch(reference_s))
-        return [_costing(suspect, gained_s) for suspect in suspects]
+        all_s = sum(suspect.excess_s for suspect in suspects)
+        return [_costing(suspect, gained_s * suspect.excess_s / all_s) for suspect in suspects]
 
     def beyond_other_stages(self, suspect: Suspect, span: Span) -> float:
         """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""

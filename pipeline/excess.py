@@ -1,6 +1,6 @@
 """By how much ranks outlast their peers, or their own past where they have too few peers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from pipeline.suspect import FEWEST_REFERENCE
 from schemas.table import BoolArray, FloatArray
 
 _FEWEST_PEERS = 3
+_FEWEST_VALUES = 8  # that a spread between ranks is believed from
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,3 +63,21 @@ def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Ex
     error = 1.253 * np.fmax(noise, pooled) * np.sqrt(1 / seen + (1 / b if b else 0.0))
     seconds = np.where(by_peers, quiet_median(beyond) - np.where(by_peers, usual, 0.0), alone)
     return Excess(seconds, error, usual, by_peers, level)
+
+
+def with_wander(excess: Excess, beyond: FloatArray, n_frames: int) -> Excess:
+    """Return an excess over n_frames with no less error than ranks wander among their peers by themselves.
+
+    beyond (n, world_size) are the frames of before, less the peers'. Work that is dealt out anew now and then, as to
+    experts, leaves ranks slow for a while, one after the other: how far the median of as many frames lies from the
+    peers' for all ranks, by its robust scale, is what chance brings, however steady each rank is from one frame to the
+    next. A slow rank, or the ranks of a slow host, are too few to be taken for it.
+    """
+    n_blocks = len(beyond) // max(n_frames, 1)
+    blocks = beyond[len(beyond) - n_blocks * n_frames :].reshape(n_blocks, n_frames, beyond.shape[1])
+    before = [quiet_median(block) - excess.usual for block in blocks]
+    values = np.concatenate([np.where(excess.by_peers, excess.seconds, np.nan), *before])
+    values = values[np.isfinite(values)]
+    if len(values) < _FEWEST_VALUES:
+        return excess
+    return replace(excess, error=np.fmax(excess.error, float(robust_scale(values[:, None])[0])))

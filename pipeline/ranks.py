@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pipeline.excess import Excess, beyond_peers, rank_excess
+from pipeline.excess import Excess, beyond_peers, rank_excess, with_wander
 from pipeline.frames import Signal
 from pipeline.groups import Groups
 from pipeline.history import History
@@ -29,6 +29,8 @@ from schemas.table import BoolArray, FloatArray, IntArray
 
 _FEWEST_PEERS = 3
 _FEWEST_TURNS = 4  # frames after which ranks of a slow host, late in turns, no longer pass for one slow rank
+_PAST_FRAMES = 64  # in which it is looked how far ranks wander among their peers
+_MANY_RANKS = 512
 _TURNS_SHARE = 0.2  # of frames in which a rank has to be late to count as one of several that are
 _DOUBTFUL_Z = 3.0  # from which a late host may be the reason, though it need not be
 _SEEN_SHARE = 0.6  # of the frames in which a rank has to be comparable to be judged
@@ -123,7 +125,11 @@ class RankSearch:
     def _excess(self, read: "object", span: Span, groups: Groups) -> Excess:
         values = read(span.start, span.stop)  # type: ignore[operator]
         reference = read(span.reference_start, span.reference_stop)  # type: ignore[operator]
-        return rank_excess(values, reference, groups)
+        found = rank_excess(values, reference, groups)
+        # Where ranks are many, those of the span tell how far they wander.
+        past = _PAST_FRAMES if values.shape[1] <= _MANY_RANKS else 0
+        before = read(span.start - past, span.start)  # type: ignore[operator]
+        return with_wander(found, beyond_peers(before, groups), span.stop - span.start)
 
     def _significant(self, excess: Excess, least_excess_s: float) -> BoolArray:
         with np.errstate(invalid="ignore"):

@@ -25,6 +25,7 @@ _PARTS = {"development": False, "held_out": True}
 @click.command()
 @click.option("--classes", default="", help="Names with commas between; all if empty.")
 @click.option("--share", default=1.0, help="Of each class's episodes.")
+@click.option("--seen-share", default=0.0, help="Of each class's episodes, left out since they were looked at before.")
 @click.option("--seeds", type=click.Choice(["even", "odd", "all"]), default="all", help="Odd ones are held out.")
 @click.option(
     "--part", type=click.Choice(["development", "held-out", "all"]), default="development", help="Of held_out.toml."
@@ -37,6 +38,7 @@ def main(
     *,
     classes: str,
     share: float,
+    seen_share: float,
     seeds: Seeds,
     part: Part,
     splices: int,
@@ -53,8 +55,8 @@ def main(
         raise click.UsageError(f"no recordings at {_DATA}: set FAILSLOW_DATA to their folder, or --splices 0")
     console = Console(width=220)
     code = code_digest()  # before anything is judged: the files may change while it runs
-    matched = _corpus(names, share, seeds, part, processes, out.parent / "quality")
-    result: dict[str, Any] = {"code": code, "share": share, "classes": names, "seeds": seeds}
+    matched = _corpus(names, (seen_share, share), seeds, part, processes, out.parent / "quality")
+    result: dict[str, Any] = {"code": code, "share": share, "seen_share": seen_share, "classes": names, "seeds": seeds}
     for title, is_held_out in _PARTS.items():
         if part not in (title.replace("_", "-"), "all"):
             continue
@@ -82,10 +84,10 @@ def main(
 
 
 def _corpus(
-    names: list[str], share: float, seeds: Seeds, part: Part, n_processes: int, folder: Path
+    names: list[str], shares: tuple[float, float], seeds: Seeds, part: Part, n_processes: int, folder: Path
 ) -> list[tuple[Matched, bool]]:
     """Return the episodes, matched, and whether each is held out."""
-    wanted = list(episodes(classes=names, share=share, seeds=seeds, part=part))
+    wanted = list(episodes(classes=names, share=shares[1], seeds=seeds, part=part, seen_share=shares[0]))
     found = outcomes(wanted, folder, n_processes)
     return [(match(one), episode.is_held_out) for one, episode in zip(found, wanted, strict=True)]
 

@@ -55,14 +55,21 @@ def held_out() -> dict[str, list[str]]:
     return {name: value for name, value in tomllib.loads(text).items() if isinstance(value, list)}
 
 
-def episodes(*, classes: list[str], share: float, seeds: Seeds, part: Part) -> Iterator[Episode]:
-    """Yield a share of the corpus, class by class; a smaller share is a part of a larger."""
+def episodes(
+    *, classes: list[str], share: float, seeds: Seeds, part: Part, seen_share: float = 0.0
+) -> Iterator[Episode]:
+    """Yield a share of the corpus, class by class; a smaller share is a part of a larger.
+
+    Those of `seen_share`, which somebody has looked at, are left out.
+    """
     for class_name in classes:
         total = CLASSES[class_name].episodes * share
-        for parity, count in (("even", _EVEN_SHARE * total), ("odd", (1 - _EVEN_SHARE) * total)):
+        seen = CLASSES[class_name].episodes * seen_share
+        for parity, part_of_all in (("even", _EVEN_SHARE), ("odd", 1 - _EVEN_SHARE)):
+            count, first = part_of_all * total, round(part_of_all * seen)
             if seeds not in (parity, "all"):
                 continue
-            for number in range(max(1, round(count))):
+            for number in range(first, max(1, round(count))):
                 episode = Episode(class_name, 2 * number + (parity == "odd"))
                 if part == "all" or episode.is_held_out == (part == "held-out"):
                     yield episode

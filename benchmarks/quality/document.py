@@ -66,7 +66,9 @@ def block(known: Mapping[str, Any], part: str) -> str:
 
 def _corpus(known: Mapping[str, Any], given: Mapping[str, Any], part: str) -> Iterator[str]:
     flag = part.replace("_", "-")
-    yield f"`.venv/bin/python -m benchmarks.quality --part {flag} --share {known['share']:g} --seeds {known['seeds']}`:"
+    seen = f" --seen-share {known['seen_share']:g}" if known.get("seen_share") else ""
+    shares = f"--share {known['share']:g}{seen}"
+    yield f"`.venv/bin/python -m benchmarks.quality --part {flag} {shares} --seeds {known['seeds']}`:"
     healthy = sum(one["false_per_10000"]["iterations"] for one in given["classes"].values())
     yield f"{given['episodes']:,} episodes with {healthy:,} healthy iterations, code {known['code']}, weighed by class;"
     yield "95 % intervals."

@@ -44,6 +44,14 @@ def test_development_and_held_out_episodes_are_the_corpus_and_share_none() -> No
     assert all(one.draw()[0].layout_name not in held_out()["layouts"] for one in list(parts[0])[:8])
 
 
+def test_episodes_that_were_looked_at_are_left_out() -> None:
+    def drawn(share: float, seen_share: float = 0.0) -> set[Episode]:
+        return set(episodes(classes=["gpu_step"], share=share, seeds="all", part="all", seen_share=seen_share))
+
+    assert drawn(0.2, 0.05) == drawn(0.2) - drawn(0.05)
+    assert len(drawn(0.2, 0.05)) == 90
+
+
 def test_what_is_held_out_exists() -> None:
     lists = held_out()
     assert set(lists["classes"]) < set(CLASSES)

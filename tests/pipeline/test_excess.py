@@ -1,0 +1,59 @@
+"""Ranks beside their peers: what a slow one stands out of."""
+
+import numpy as np
+
+from pipeline.excess import Excess, beyond_peers, rank_excess, with_wander
+from pipeline.groups import Groups
+from schemas.table import FloatArray
+
+RANKS, FRAMES, BLOCK = 16, 72, 12
+GROUPS = Groups(np.zeros(RANKS, np.int64))
+
+
+def dealt_out(seed: int, spread: float) -> FloatArray:
+    """Return computation (n, ranks), seconds, of work dealt out anew every 12 frames and steady in between."""
+    random = np.random.default_rng(seed)
+    dealt = 1 + spread * random.standard_normal((FRAMES // BLOCK, RANKS))
+    seconds: FloatArray = np.repeat(dealt, BLOCK, axis=0) * (1 + 0.003 * random.standard_normal((FRAMES, RANKS)))
+    return seconds
+
+
+def excess_at_the_end(values: FloatArray) -> tuple[Excess, Excess]:
+    """Return the excess in the last eight frames by the noise of frames alone, and beside the wander of ranks."""
+    found = rank_excess(values[-8:], np.empty((0, RANKS)), GROUPS)
+    return found, with_wander(found, beyond_peers(values[:-8], GROUPS), 8)
+
+
+def test_ranks_that_are_slow_in_turns_are_no_slow_ranks() -> None:
+    for seed in range(11):
+        alone, beside = excess_at_the_end(dealt_out(seed, 0.08))
+        assert np.any(alone.z >= 5.0)
+        assert not np.any(beside.z >= 5.0)
+
+
+def test_a_rank_that_is_slow_beyond_all_that_wander_stands_out() -> None:
+    values = dealt_out(3, 0.03)
+    values[-8:, 5] += 0.4
+    _, beside = excess_at_the_end(values)
+    assert np.flatnonzero(beside.z >= 5.0).tolist() == [5]
+
+
+def test_steady_ranks_are_compared_as_before() -> None:
+    values = dealt_out(4, 0.0)
+    values[-8:, 5] *= 1.05
+    alone, beside = excess_at_the_end(values)
+    assert np.flatnonzero(beside.z >= 5.0).tolist() == [5]
+    assert beside.z[5] > 0.7 * alone.z[5]
+
+
+def test_the_ranks_of_a_slow_host_are_not_taken_for_wander() -> None:
+    values = dealt_out(5, 0.0)
+    values[-40:, :4] *= 1.2
+    _, beside = excess_at_the_end(values)
+    assert np.flatnonzero(beside.z >= 5.0).tolist() == [0, 1, 2, 3]
+
+
+def test_too_few_values_tell_nothing_about_wander() -> None:
+    found = rank_excess(np.ones((3, RANKS)), np.empty((0, RANKS)), GROUPS)
+    few = Excess(found.seconds[:4], found.error[:4], found.usual[:4], found.by_peers[:4], found.level[:4])
+    assert with_wander(few, np.empty((0, 4)), 3) is few

@@ -7,7 +7,7 @@ added up since (detectors.evidence), and its size is an estimate then and no bou
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from math import log
+from math import exp, log
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from schemas.table import FloatArray
 
 _LEVEL = 500  # frames of the present level that are remembered
 _REFERENCE = 120  # frames of it that a proposed change is compared with: they tell how often spikes come
-_CHANCE = 1e-4  # of spikes that look like a change: proposals are many where spikes are
+_CHANCE = 0.3  # times exp(-evidence), of spikes that look like a change: proposals are many where spikes are
 _SETTLED = 20  # frames of a new level after which it is asked whether it is new
 _REFINE = 6
 _MANY = 8  # values that outvote spikes, however often those come
@@ -116,7 +116,7 @@ class ChangeSearch:
         onset = self._refined(history, self._candidate)
         before = self._before(history, onset)
         after = history.durations(onset, history.n_frames)[:MOST_AFTER]
-        slower = shift(before, after, chance=_CHANCE)
+        slower = shift(before, after, chance=_CHANCE * exp(-self.params.evidence))
         self.notes.compared(slower, onset)
         if onset - self.level_start < LEAST_BEFORE and self._is_of_present_level(history, onset, after):
             self._candidate = None

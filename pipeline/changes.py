@@ -60,7 +60,7 @@ class ChangeSearch:
     notes: Notes = NO_NOTES
     _bocpd: Bocpd = field(default_factory=lambda: Bocpd(1))
     _candidate: int | None = None
-    _level: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVEL))  # seconds, since level_start
+    _level: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVEL))  # seconds, of the level that holds
     _last_level: FloatArray = field(default_factory=lambda: np.empty(0))  # of the level before
 
     def update(self, history: History) -> Change | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from detectors.robust import MEDIAN_ERROR
 from pipeline.groups import Groups, quiet_median, robust_scale
 from pipeline.suspect import FEWEST_REFERENCE
 from schemas.table import BoolArray, FloatArray
@@ -60,7 +61,7 @@ def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Ex
         alone = np.full(values.shape[1], np.nan)
     pooled = np.nanmedian(noise) if np.isfinite(noise).any() else np.nan
     seen = np.maximum(np.count_nonzero(np.isfinite(np.where(by_peers, beyond, values)), axis=0), 1)
-    error = 1.253 * np.fmax(noise, pooled) * np.sqrt(1 / seen + (1 / b if b else 0.0))
+    error = MEDIAN_ERROR * np.fmax(noise, pooled) * np.sqrt(1 / seen + (1 / b if b else 0.0))
     seconds = np.where(by_peers, quiet_median(beyond) - np.where(by_peers, usual, 0.0), alone)
     return Excess(seconds, error, usual, by_peers, level)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from detectors.robust import MEDIAN_ERROR
 from schemas.table import FloatArray, IntArray
 
 
@@ -58,6 +59,11 @@ def robust_scale(values: FloatArray) -> FloatArray:
     """Return the normal-consistent median absolute deviation of values (n, m) along the first axis, (m,)."""
     center = quiet_median(values)
     return 1.4826 * quiet_median(np.abs(values - center))
+
+
+def median_error(values: FloatArray) -> float:
+    """Return the standard error of the median of values (n,), all known."""
+    return MEDIAN_ERROR * float(robust_scale(values[:, None])[0]) / float(np.sqrt(len(values)))
 
 
 def quiet_median(values: FloatArray) -> FloatArray:

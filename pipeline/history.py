@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.frames import Frame, Signal
-from pipeline.groups import robust_scale
+from pipeline.groups import median_error
 from schemas.table import AnyArray, FloatArray, IntArray
 
 Float32Array = AnyArray
@@ -90,8 +90,7 @@ class History:
         if not blocks:
             return float("inf")
         lowest = min(blocks, key=lambda block: float(np.median(block)))
-        error_s = 1.253 * float(robust_scale(lowest[:, None])[0]) / float(np.sqrt(len(lowest)))
-        return min(float(np.median(lowest)) + _LUCK * error_s, float(np.median(times_s)))
+        return min(float(np.median(lowest)) + _LUCK * median_error(lowest), float(np.median(times_s)))
 
     def compute(self, start: int, stop: int) -> FloatArray:
         """Return (n, world_size) computation times, seconds."""

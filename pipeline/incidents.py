@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from msgspec.structs import replace as replace_struct
 
+from detectors.robust import MEDIAN_ERROR
 from pipeline.advice import advice, causes
-from pipeline.groups import quiet_median, robust_scale
+from pipeline.groups import median_error, quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.incident import Incident, count_spell
 from pipeline.judge_params import JudgeParams
@@ -243,7 +244,7 @@ class IncidentBook:
         scale = float(robust_scale(incident.suspect.watch.excess(history, start, history.n_frames)[:, None])[0])
         if not scale > 0 or not incident.good_s > 0:
             return 0
-        return min(int((_SURE * 1.253 * scale / incident.good_s) ** 2) + 1, _LONGEST_HOLD)
+        return min(int((_SURE * MEDIAN_ERROR * scale / incident.good_s) ** 2) + 1, _LONGEST_HOLD)
 
     def _restatement_due(self, incident: Incident, history: History) -> bool:
         """Bring the incident's size up to date and say whether that is worth another revision."""
@@ -327,8 +328,7 @@ def _level_beyond(history: History, opened_frame: int, least_s: float) -> float 
             break
         recent = history.durations(history.n_frames - n_frames, history.n_frames)
         level_s = float(np.median(recent))
-        error_s = 1.253 * float(robust_scale(recent[:, None])[0]) / float(np.sqrt(len(recent)))
-        if level_s - _GROWN_Z * error_s >= least_s:
+        if level_s - _GROWN_Z * median_error(recent) >= least_s:
             return level_s
     return None
 

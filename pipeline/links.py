@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from detectors.robust import MEDIAN_ERROR
 from pipeline.groups import quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
@@ -91,7 +92,7 @@ class LinkSearch:
             reference = self._of_equals(level)
             variance = 1 / count + 1 / _FEWEST_EQUALS
         typical = np.nanmedian(noise) if np.isfinite(noise).any() else _SMALLEST_SCALE
-        error = 1.253 * np.fmax(np.fmax(noise, typical), _SMALLEST_SCALE) * np.sqrt(variance)
+        error = MEDIAN_ERROR * np.fmax(np.fmax(noise, typical), _SMALLEST_SCALE) * np.sqrt(variance)
         usual = np.where(np.isfinite(reference), reference, self._like_equals(reference))
         return _Ratios(level - reference, error, np.exp(reference), np.exp(level), np.exp(usual))
 

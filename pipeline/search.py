@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from detectors.robust import MEDIAN_ERROR
 from pipeline.groups import robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
@@ -114,7 +115,7 @@ class Search:
         level = float(np.median(latest))
         blocks = [float(np.median(before[i : i + n])) for i in range(0, len(before) - n + 1, n)]
         # Steps hardly show among the differences, whose variance is twice that of the times.
-        error = 1.253 * float(robust_scale(np.diff(latest)[:, None])[0]) / np.sqrt(2 * n)
+        error = MEDIAN_ERROR * float(robust_scale(np.diff(latest)[:, None])[0]) / np.sqrt(2 * n)
         lowest = min(blocks, default=level)
         return lowest if lowest < level - 2 * self.params.least_z * error else level
 

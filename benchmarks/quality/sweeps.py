@@ -29,7 +29,7 @@ from benchmarks.quality.chain import Chain
 from detectors.bocpd import Bocpd
 from detectors.cusum import Cusum
 from detectors.detector import Detector
-from pipeline.judge_params import DEFAULTS, JudgeParams
+from pipeline.judge_params import DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,7 @@ class Part:
 def _failslow() -> Iterator[Setting]:
     yield Setting("defaults", Chain, is_default=True)
     for evidence in (4.0, 6.0, 10.0, 14.0):
-        if params := changed(DEFAULTS, evidence=evidence):
-            yield Setting(f"evidence {evidence:g}", partial(Chain, params))
-
-
-def changed(params: JudgeParams, **changes: float) -> JudgeParams | None:
-    """Return parameters with some changed; None where this version of the judge has no such parameter."""
-    return replace(params, **changes) if set(changes) <= set(params.__struct_fields__) else None
+        yield Setting(f"evidence {evidence:g}", partial(Chain, replace(DEFAULTS, evidence=evidence)))
 
 
 def _bocpd() -> Iterator[Setting]:

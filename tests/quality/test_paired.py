@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.quality.chain import Chain
 from benchmarks.quality.compare_series import judged
 from benchmarks.quality.curves import Outcomes, Scored, resampled
 from benchmarks.quality.paired import OURS, Paired, before_only, defaults, paired, settings
 from benchmarks.quality.splices import Splice
-from benchmarks.quality.sweeps import METHODS, changed
+from benchmarks.quality.sweeps import METHODS
 from pipeline.judge_params import DEFAULTS
 
 N = 83
@@ -72,7 +73,9 @@ def test_what_a_method_made_of_the_same_splices_is_read_and_of_others_made_anew(
     assert len(kept.read_bytes().splitlines()) == 2 * len(lines)
 
 
-def test_a_judge_without_a_parameter_is_not_swept_over_it() -> None:
-    assert changed(DEFAULTS, no_such_parameter=1.0) is None
-    assert changed(DEFAULTS, least_slowdown=1.2) != DEFAULTS
+def test_the_judge_is_swept_over_its_evidence_on_either_side_of_its_default() -> None:
+    made = [setting.make() for setting in METHODS[OURS]()]
+    swept = [chain.params.evidence for chain in made if isinstance(chain, Chain)]
+    assert len(swept) == len(set(swept)) == len(made)
+    assert min(swept) < DEFAULTS.evidence < max(swept)
     assert [setting.is_default for setting in METHODS[OURS]()].count(True) == 1

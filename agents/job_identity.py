@@ -16,7 +16,7 @@ from agents.collector import Limit, ProcessKey, RankProcess
 from agents.communicators import Membership, Registry
 from agents.ebpf.libraries import Identity, Library
 from agents.nccl_hash import NEW_HASH_SINCE, library_version
-from agents.processes import Candidate
+from agents.processes import TICK_NS, Candidate
 from agents.rank_candidates import Known, pids_of, ranks_by_default, shared_sayings
 from agents.rank_gpu import Gpu, GpusByPid, find_gpu
 from agents.rank_variables import (
@@ -173,7 +173,9 @@ class Discovery:
         is_old = False
         for library in candidate.libraries:
             if library.kind.startswith("nccl"):
-                is_old |= self._observed.setdefault(library.identity, now_ns) >= candidate.started_ns
+                # Starts are rounded down to a tick, in which nobody loads a library and makes a communicator.
+                observed_ns = self._observed.setdefault(library.identity, now_ns)
+                is_old |= observed_ns >= candidate.started_ns + TICK_NS
                 version = library_version(library.path) if library.identity not in self._versions else None
                 self._versions.setdefault(library.identity, version)
                 if (self._versions[library.identity] or NEW_HASH_SINCE) < NEW_HASH_SINCE:

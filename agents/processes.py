@@ -25,6 +25,7 @@ LIMITS_MAX = 16  # processes whose troubles are told one by one
 GONE_MAX = 4096  # ended processes whose records may still come
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+TICK_NS = 1_000_000_000 // _TICKS_PER_S  # starts are known no better
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _KUBERNETES_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _RANK_MARKS = (b"RANK=", b"RANK_", b"PROCID=", b"RANKID=")

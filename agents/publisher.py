@@ -42,6 +42,7 @@ class Publisher:
         self._waiting: deque[tuple[bytes, bytes]] = deque()
         self._waiting_bytes = 0  # those in flight included
         self._in_flight_bytes = 0
+        self._n_in_flight = 0  # with librdkafka, whose own count includes what it has to say
         self._said: set[str] = set()
         self._lost_events: dict[bytes, int] = {}  # by key, of batches dropped before the one that comes next
         self._producer = Producer(
@@ -66,7 +67,12 @@ class Publisher:
     @property
     def n_waiting(self) -> int:
         """How many batches have not been acknowledged yet."""
-        return len(self._waiting) + len(self._producer)
+        return len(self._waiting) + self._n_in_flight
+
+    @property
+    def n_in_flight(self) -> int:
+        """How many of these are with librdkafka."""
+        return self._n_in_flight
 
     def publish(self, batch: EventBatch) -> None:
         """Hand over one batch; returns at once."""
@@ -128,13 +134,14 @@ class Publisher:
             self._lost_events.pop(key, None)
             self._waiting.popleft()
             self._in_flight_bytes += len(value)
+            self._n_in_flight += 1
 
     def _has_room(self, n_bytes: int) -> bool:
         """Whether librdkafka may be given so much more; one batch at a time it may, however large."""
         if not self._in_flight_bytes:
             return True
         most = self._buffer_bytes_max // _IN_FLIGHT_SHARE
-        return len(self._producer) < _IN_FLIGHT_MAX and self._in_flight_bytes + n_bytes <= most
+        return self._n_in_flight < _IN_FLIGHT_MAX and self._in_flight_bytes + n_bytes <= most
 
     def _drop_oldest(self) -> None:
         """Drop the oldest batch that is not in flight; its node's next batch says how much is missing."""
@@ -146,6 +153,7 @@ class Publisher:
     def _note(self, n_bytes: int, error: KafkaError | None, _: Message) -> None:
         self._waiting_bytes -= n_bytes
         self._in_flight_bytes -= n_bytes
+        self._n_in_flight -= 1
         if error is None:
             self._n_delivered += 1
             return

@@ -38,6 +38,15 @@ def test_a_world_communicator_seen_by_an_agent_that_came_late_is_not_believed_be
     assert rank.incarnation == f"{unique_id_hash(an_id(97)):016x}"
 
 
+@pytest.mark.parametrize(("after_s", "n_named"), [(0.0, 1), (0.009, 1), (0.011, 0)])
+def test_a_process_is_late_only_if_it_started_a_tick_before_the_agent_looked(after_s: float, n_named: int) -> None:
+    node = Node(watches_since_s=1000 + after_s)
+    process = a_process(torchrun(0, 2), started_s=1000)
+    node.start(process)
+    node.make(process, 97, rank=0, size=2)
+    assert len(node.look()) == n_named
+
+
 def test_a_process_that_was_waited_for_is_believed_at_once() -> None:
     node = Node(watches_since_s=None)
     process = a_process(torchrun(0, 2), started_s=990, unmapped_ns=round(1000.3 * S))

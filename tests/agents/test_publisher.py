@@ -98,11 +98,11 @@ def test_without_a_broker_the_newest_are_kept_within_the_bound_and_the_others_co
     publisher = Publisher("127.0.0.1:1", buffer_bytes_max=n_kept * BATCH_BYTES)
     for seq in range(n_kept + n_dropped):
         publisher.publish(replace(batch(5), flush_ns=10**18 + seq))
-        assert len(publisher._producer) <= n_kept // 4
+        assert publisher.n_in_flight <= n_kept // 4
     assert publisher.n_dropped == n_dropped
     assert publisher.n_waiting == n_kept
     newest = [decode_events(value).flush_ns for _, value in publisher._waiting]
-    n_in_flight = len(publisher._producer)
+    n_in_flight = publisher.n_in_flight
     assert n_in_flight > 0
     assert newest == [10**18 + seq for seq in range(n_dropped + n_in_flight, n_dropped + n_kept)]
     assert publisher.close(0.1) == n_kept

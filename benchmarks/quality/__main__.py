@@ -31,6 +31,7 @@ _PARTS = {"development": False, "held_out": True}
     "--part", type=click.Choice(["development", "held-out", "all"]), default="development", help="Of held_out.toml."
 )
 @click.option("--splices", default=300, help="Per point of the curves on real noise; 0 leaves the real series out.")
+@click.option("--keep", "keeps", is_flag=True, help="Keep what the judge is given, and use it where it is kept.")
 @click.option("--processes", default=os.cpu_count() or 1, help="How many episodes run at once.")
 @click.option("--failures", "shows_failures", is_flag=True, help="List what went wrong, episode by episode.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/quality.json"))
@@ -42,6 +43,7 @@ def main(
     seeds: Seeds,
     part: Part,
     splices: int,
+    keeps: bool,
     processes: int,
     shows_failures: bool,
     out: Path,
@@ -55,7 +57,7 @@ def main(
         raise click.UsageError(f"no recordings at {_DATA}: set FAILSLOW_DATA to their folder, or --splices 0")
     console = Console(width=220)
     code = code_digest()  # before anything is judged: the files may change while it runs
-    matched = _corpus(names, (seen_share, share), seeds, part, processes, out.parent / "quality")
+    matched = _corpus(names, (seen_share, share), seeds, part, processes, out.parent / "quality", keeps=keeps)
     result: dict[str, Any] = {"code": code, "share": share, "seen_share": seen_share, "classes": names, "seeds": seeds}
     for title, is_held_out in _PARTS.items():
         if part not in (title.replace("_", "-"), "all"):
@@ -84,11 +86,18 @@ def main(
 
 
 def _corpus(
-    names: list[str], shares: tuple[float, float], seeds: Seeds, part: Part, n_processes: int, folder: Path
+    names: list[str],
+    shares: tuple[float, float],
+    seeds: Seeds,
+    part: Part,
+    n_processes: int,
+    folder: Path,
+    *,
+    keeps: bool,
 ) -> list[tuple[Matched, bool]]:
     """Return the episodes, matched, and whether each is held out."""
     wanted = list(episodes(classes=names, share=shares[1], seeds=seeds, part=part, seen_share=shares[0]))
-    found = outcomes(wanted, folder, n_processes)
+    found = outcomes(wanted, folder, n_processes, keeps=keeps)
     return [(match(one), episode.is_held_out) for one, episode in zip(found, wanted, strict=True)]
 
 

@@ -3,6 +3,8 @@
 The window's output is made once, handed to the judge, and put together into arrays for everybody else.
 """
 
+from pathlib import Path
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -11,7 +13,8 @@ from benchmarks.quality.baselines.feed import Feed
 from benchmarks.quality.baselines.registry import BASELINES, CLAIMS
 from benchmarks.quality.baselines.statements import Seen, seen
 from benchmarks.quality.corpus import Episode
-from benchmarks.quality.trial import Opening, Outcome, outcome
+from benchmarks.quality.outcome import Opening, Outcome
+from benchmarks.quality.trial import outcome
 from schemas.alerts import Kind
 
 OURS = "failslow"
@@ -34,10 +37,10 @@ class Beside(Struct, frozen=True, kw_only=True):
         return name == OURS or self.others[name] is not None
 
 
-def beside(episode: Episode, names: tuple[str, ...]) -> Beside:
-    """Run an episode, and let baselines judge what the window made of it."""
+def beside(episode: Episode, names: tuple[str, ...], folder: Path | None = None) -> Beside:
+    """Run an episode, and let baselines judge what the window made of it. folder: see given()."""
     feed = Feed()
-    ours = outcome(episode, listener=feed.take)
+    ours = outcome(episode, listener=feed.take, folder=folder)
     shown = seen(episode.draw()[1], feed.series())
     others = {name: _said(BASELINES[name](), shown, CLAIMS.get(name, Kind.SLOW_RANK)) for name in names}
     return Beside(ours=ours, others=others)

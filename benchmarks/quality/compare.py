@@ -123,8 +123,8 @@ def _with_interval(row: Compared, name: str) -> str:
     return f"{value:.3f} ({low:.2f}-{high:.2f})"
 
 
-def _chosen(names: list[str], share: float, seeds: Seeds, part: Part, most_ranks: int) -> list[Episode]:
-    wanted = episodes(classes=names, share=share, seeds=seeds, part=part)
+def _chosen(names: list[str], shares: tuple[float, float], seeds: Seeds, part: Part, most_ranks: int) -> list[Episode]:
+    wanted = episodes(classes=names, share=shares[1], seeds=seeds, part=part, seen_share=shares[0])
     return [one for one in wanted if LAYOUTS[one.begun().layout_name].shape.world_size <= most_ranks]
 
 
@@ -137,6 +137,8 @@ def _chosen(names: list[str], share: float, seeds: Seeds, part: Part, most_ranks
 )
 @click.option("--most-ranks", default=1024, help="Leave out larger jobs.")
 @click.option("--baselines", default=",".join(BASELINES), help="Names with commas between.")
+@click.option("--seen-share", default=0.0, help="Of each class's episodes, left out since they were looked at before.")
+@click.option("--keep", "keeps", is_flag=True, help="Keep what is given to all, and use it where it is kept.")
 @click.option("--processes", default=os.cpu_count() or 1, help="How many episodes run at once.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/quality.json"))
 def main(
@@ -147,6 +149,8 @@ def main(
     part: Part,
     most_ranks: int,
     baselines: str,
+    seen_share: float,
+    keeps: bool,
     processes: int,
     out: Path,
 ) -> None:
@@ -157,10 +161,10 @@ def main(
     if unknown:
         raise click.UsageError(f"no {unknown[0]!r}: baselines are {', '.join(BASELINES)}; classes {', '.join(CLASSES)}")
     console = Console(width=220)
-    wanted = _chosen(names, share, seeds, part, most_ranks)
+    wanted = _chosen(names, (seen_share, share), seeds, part, most_ranks)
     code = code_digest("beside.py", "baselines/*.py")
     path = out.parent / "quality" / f"beside-{code}-{'-'.join(methods)}.jsonl"
-    run = partial(beside, names=methods)
+    run = partial(beside, names=methods, folder=path.parent if keeps else None)
     found = kept(wanted, path, run, Beside, lambda one: (one.ours.class_name, one.ours.seed), processes)
     sections: dict[str, Any] = {}
     for title, is_held_out in _PARTS.items():
@@ -169,7 +173,14 @@ def main(
             continue
         rows = [compared(name, given) for name in (OURS, *methods)]
         print_compared(console, title, rows, len(given))
-        facts = {"code": code, "share": share, "seeds": seeds, "most_ranks": most_ranks, "episodes": len(given)}
+        facts = {
+            "code": code,
+            "share": share,
+            "seen_share": seen_share,
+            "seeds": seeds,
+            "most_ranks": most_ranks,
+            "episodes": len(given),
+        }
         sections[title] = {"baselines": facts | {"methods": {row.method: row for row in rows}}}
     results.write(out, sections)
     console.print(f"wrote {out}")

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.quality.answers import Answer
 from benchmarks.quality.matching import Finding, Matched
+from benchmarks.quality.outcome import Opening
 from benchmarks.quality.score import is_clear, is_in_time
-from benchmarks.quality.trial import Opening
 from schemas.alerts import ComponentName
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from benchmarks.quality.answers import Answer, Said
-from benchmarks.quality.trial import Opening, Outcome
+from benchmarks.quality.outcome import Opening, Outcome
 from schemas.alerts import Kind, Severity
 
 GRACE = 12  # iterations after a fault's end in which its incident may still be opened

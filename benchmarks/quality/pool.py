@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,20 +11,25 @@ import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.quality.corpus import Episode
-from benchmarks.quality.trial import Outcome, outcome
+from benchmarks.quality.outcome import Outcome
+from benchmarks.quality.trial import outcome
 
 T = TypeVar("T")
 
 _ROOT = Path(__file__).resolve().parents[2]
 # What an outcome depends on; how it is scored and shown is not among it.
 _CODE = ("agents/simulated", "detectors", "pipeline", "schemas")
-_HERE = ("answers", "benign", "components", "corpus", "draw", "faults", "layouts", "trial")
+_HERE = ("answers", "benign", "components", "corpus", "draw", "faults", "given", "layouts", "outcome", "trial")
 
 
-def outcomes(wanted: Sequence[Episode], folder: Path, n_processes: int) -> list[Outcome]:
-    """Return the outcomes of episodes in their order; those already in `folder`, by the same code, are read."""
+def outcomes(wanted: Sequence[Episode], folder: Path, n_processes: int, *, keeps: bool = False) -> list[Outcome]:
+    """Return the outcomes of episodes in their order; those already in `folder`, by the same code, are read.
+
+    keeps: whether what the judge was given is kept there as well.
+    """
     path = folder / f"outcomes-{code_digest()}.jsonl"
-    return kept(wanted, path, outcome, Outcome, lambda one: (one.class_name, one.seed), n_processes)
+    run = partial(outcome, folder=folder if keeps else None)
+    return kept(wanted, path, run, Outcome, lambda one: (one.class_name, one.seed), n_processes)
 
 
 def kept(

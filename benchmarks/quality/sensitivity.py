@@ -20,13 +20,13 @@ from benchmarks.quality import results
 from benchmarks.quality.benign import BENIGN
 from benchmarks.quality.beside import OURS, Beside
 from benchmarks.quality.corpus import CLASSES, Episode
+from benchmarks.quality.given import given
 from benchmarks.quality.layouts import LAYOUTS
 from benchmarks.quality.matching import match
 from benchmarks.quality.pool import code_digest, kept
 from benchmarks.quality.score import Share, headline
-from benchmarks.quality.trial import judged_again, outcome
+from benchmarks.quality.trial import judged
 from pipeline.judge_params import DEFAULTS, JudgeParams
-from pipeline.record import Record
 
 _RANKS_MAX = 16
 _SEEDS = range(0, 400, 2)
@@ -81,12 +81,10 @@ def chosen(*, per_fault: int, per_benign: int, classes: Sequence[str]) -> Iterat
                     yield episode
 
 
-def judged(episode: Episode, settings: dict[str, JudgeParams]) -> Beside:
+def varied(episode: Episode, settings: dict[str, JudgeParams]) -> Beside:
     """Judge an episode at the defaults and at each setting, of one simulation."""
-    heard: list[Record] = []
-    ours, scenario = outcome(episode, listener=heard.append), episode.draw()[1]
-    others = {name: judged_again(scenario, heard, params) for name, params in settings.items()}
-    return Beside(ours=ours, others=dict(others))
+    heard = given(episode)
+    return Beside(ours=judged(heard), others={name: judged(heard, one).openings for name, one in settings.items()})
 
 
 def points(found: Sequence[Beside], parameters: Sequence[str]) -> list[Point]:
@@ -171,7 +169,7 @@ def main(*, parameters: str, classes: str, per_fault: int, per_benign: int, proc
     key = blake2b("".join(settings).encode(), digest_size=4).hexdigest()
     code = code_digest()
     path = out.parent / "quality" / f"sensitivity-{code}-{key}.jsonl"
-    run = partial(judged, settings=settings)
+    run = partial(varied, settings=settings)
     found = kept(wanted, path, run, Beside, lambda one: (one.ours.class_name, one.ours.seed), processes)
     made = points(found, names)
     results.write(out, {"code": code, "episodes": len(found), "points": made})

@@ -16,7 +16,8 @@ from benchmarks.quality.compare import compared
 from benchmarks.quality.components import JOB
 from benchmarks.quality.corpus import Episode
 from benchmarks.quality.matching import match
-from benchmarks.quality.trial import Opening, outcome
+from benchmarks.quality.outcome import Opening
+from benchmarks.quality.trial import outcome
 from schemas.alerts import ComponentName, ComponentType, Kind
 from tests.quality.test_matching import answer, matched
 

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.quality.answers import Answer, Said
 from benchmarks.quality.failures import failures
 from benchmarks.quality.matching import GRACE, Matched, match
+from benchmarks.quality.outcome import Opening, Outcome
 from benchmarks.quality.score import class_scores, delay, headline, is_clear, is_in_time, is_prompt
-from benchmarks.quality.trial import Opening, Outcome
 from schemas.alerts import ComponentName, ComponentType, Kind, Severity
 
 JOB = ComponentName(type=ComponentType.JOB)

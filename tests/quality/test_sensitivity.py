@@ -9,7 +9,7 @@ pytest.importorskip("matplotlib")
 from benchmarks.quality.beside import Beside
 from benchmarks.quality.corpus import CLASSES
 from benchmarks.quality.layouts import LAYOUTS
-from benchmarks.quality.sensitivity import chosen, draw, judged, label, neighbours, points
+from benchmarks.quality.sensitivity import chosen, draw, label, neighbours, points, varied
 from pipeline.judge_params import DEFAULTS, JudgeParams
 
 NAMES = ("least_slowdown", "warm_up_frames")
@@ -20,7 +20,7 @@ def found() -> list[Beside]:
     """One small episode of a slow host, at the defaults twice over and at neighbours of two parameters."""
     (episode,) = chosen(per_fault=1, per_benign=0, classes=["host_step"])
     settings = {label(name, params): params for name in NAMES for params in neighbours(name)}
-    return [judged(episode, settings | {"again": DEFAULTS, "blind": JudgeParams(warm_up_frames=1000)})]
+    return [varied(episode, settings | {"again": DEFAULTS, "blind": JudgeParams(warm_up_frames=1000)})]
 
 
 def test_every_parameter_has_other_values_of_its_type_and_of_a_ratio_what_exceeds_one_changes() -> None:

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from benchmarks.quality.corpus import Episode
 from benchmarks.quality.matching import Matched, match
-from benchmarks.quality.trial import Opening, outcome
+from benchmarks.quality.outcome import Opening
+from benchmarks.quality.trial import outcome
 from benchmarks.quality.unseen import unseen
 from tests.quality.test_matching import THIS_JOB, answer, matched, opening
 

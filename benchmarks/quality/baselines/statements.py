@@ -17,7 +17,8 @@ from benchmarks.quality.answers import Said
 from benchmarks.quality.baselines.baseline import Baseline, Detection
 from benchmarks.quality.baselines.feed import Series
 from benchmarks.quality.components import JOB
-from benchmarks.quality.trial import Opening, first_iterations
+from benchmarks.quality.given import first_iterations
+from benchmarks.quality.outcome import Opening
 from schemas.alerts import ComponentName, ComponentType, Kind, Severity
 
 HINDSIGHT = 10  # iterations that an offline method may be early

@@ -35,6 +35,12 @@ def beyond_peers(values: FloatArray, groups: Groups) -> FloatArray:
     return np.where(enough, values - groups.to_ranks(groups.lower_median(values)), np.nan)
 
 
+def beyond_others(values: FloatArray, groups: Groups) -> FloatArray:
+    """Return values (n, world_size) less the lower median of the other peers, with two of them at least."""
+    enough = groups.known(values) >= _FEWEST_PEERS
+    return np.where(enough, values - groups.lower_median_of_others(values), np.nan)
+
+
 def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Excess:
     """Compare values (n, world_size) with the peers in each frame, and with reference (b, world_size), b may be 0.
 
@@ -44,12 +50,13 @@ def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Ex
     beyond = beyond_peers(values, groups)
     level = quiet_median(values)
     by_peers = groups.known(level) >= _FEWEST_PEERS
-    noise = robust_scale(beyond) if n >= FEWEST_REFERENCE else np.full(values.shape[1], np.nan)
+    unknown = np.full(values.shape[1], np.nan)
+    noise = robust_scale(beyond_others(values, groups)) if n >= FEWEST_REFERENCE else unknown
     usual = np.zeros(values.shape[1])
     if b >= FEWEST_REFERENCE:
         before = beyond_peers(reference, groups)
         usual = np.nan_to_num(quiet_median(before))
-        noise = np.fmax(noise, robust_scale(before))
+        noise = np.fmax(noise, robust_scale(beyond_others(reference, groups)))
         own = quiet_median(reference)
         change = level / own
         common = np.nanmedian(change) if np.isfinite(change).any() else 1.0
@@ -58,7 +65,7 @@ def rank_excess(values: FloatArray, reference: FloatArray, groups: Groups) -> Ex
         own_noise = robust_scale(reference)
         noise = np.where(by_peers, noise, np.fmax(own_noise, 0.0))
     else:
-        alone = np.full(values.shape[1], np.nan)
+        alone = unknown
     pooled = np.nanmedian(noise) if np.isfinite(noise).any() else np.nan
     seen = np.maximum(np.count_nonzero(np.isfinite(np.where(by_peers, beyond, values)), axis=0), 1)
     error = MEDIAN_ERROR * np.fmax(noise, pooled) * np.sqrt(1 / seen + (1 / b if b else 0.0))

@@ -42,6 +42,28 @@ class Groups:
         median: FloatArray = np.take_along_axis(spread, middle[..., None], axis=-1)[..., 0]
         return median
 
+    def lower_median_of_others(self, values: FloatArray) -> FloatArray:
+        """Return (..., world_size) each rank's lower median of its group without itself; NaN where there is no other.
+
+        A rank that is its group's median itself lies nowhere beyond it: spreads are measured from the others.
+        """
+        spread = self.spread(values)
+        if spread.shape[-1] < 2:
+            return np.full(values.shape, np.nan)
+        order = np.argsort(spread, axis=-1)
+        ordered = np.take_along_axis(spread, order, axis=-1)
+        known = np.count_nonzero(np.isfinite(spread), axis=-1)[..., None]
+        middle = np.maximum(known - 2, 0) // 2
+        place = np.arange(spread.shape[-1])
+        above = np.take_along_axis(ordered, np.minimum(middle + 1, spread.shape[-1] - 1), axis=-1)
+        of_place = np.where(place <= middle, above, np.take_along_axis(ordered, middle, axis=-1))
+        others = np.empty_like(spread)
+        np.put_along_axis(others, order, np.where((known >= 2) & (place < known), of_place, np.nan), axis=-1)
+        by_rank = np.full(values.shape, np.nan)
+        is_member = self.members >= 0
+        by_rank[..., self.members[is_member]] = others[..., is_member]
+        return by_rank
+
     def to_ranks(self, by_group: FloatArray) -> FloatArray:
         """Return by_group (..., n_groups) as (..., world_size), NaN for ranks in no group."""
         if by_group.shape[-1] == 0:

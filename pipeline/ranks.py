@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pipeline.excess import Excess, beyond_peers, rank_excess, with_wander
+from pipeline.excess import Excess, beyond_others, beyond_peers, rank_excess, with_wander
 from pipeline.frames import Signal
 from pipeline.groups import Groups
 from pipeline.history import History
@@ -129,7 +129,7 @@ class RankSearch:
         # Where ranks are many, those of the span tell how far they wander.
         past = _PAST_FRAMES if values.shape[1] <= _MANY_RANKS else 0
         before = read(span.start - past, span.start)  # type: ignore[operator]
-        return with_wander(found, beyond_peers(before, groups), span.stop - span.start)
+        return with_wander(found, beyond_others(before, groups), span.stop - span.start)
 
     def _significant(self, excess: Excess, least_excess_s: float) -> BoolArray:
         with np.errstate(invalid="ignore"):

@@ -41,6 +41,7 @@ _SHORT_SPELL = 20  # slow frames; a fault that comes and goes is there for less 
 _SPELLS = 3  # times as long as its longest spell that a fault is waited for
 _MOST_BAD = 0.2  # of the frames of a hold: less than the one spell that it may begin with
 _GROWN_FRAMES = (12, 24, 48, 96)  # in which a job has to be slow enough to accuse somebody
+_LASTING_FRAMES = _GROWN_FRAMES[1:]  # likewise, at the bound for what lasts
 _GROWN_Z = 2.5  # standard errors of their median, less which it still has to be
 WORKLOAD = (Kind.STAGE_IMBALANCE, Kind.DATA_IMBALANCE)
 
@@ -70,8 +71,14 @@ class IncidentBook:
         """Return what open incidents explain already."""
         return frozenset().union(*(i.suspect.claims for i in self.open.values() if i.severity is not Severity.INFO))
 
+    def accused_slowdown(self, history: History) -> float:
+        """Return from which slowdown on an incident is more than information: less, where such information lasts."""
+        information = [i for i in self.open.values() if i.kind is Kind.SLOW_JOB and i.severity is Severity.INFO]
+        has_lasted = any(history.n_frames - i.opened_frame >= _LASTING_FRAMES[0] for i in information)
+        return self.params.lasting_slowdown if has_lasted else self.params.accused_slowdown
+
     def underestimated(self, history: History) -> tuple[Incident, float] | None:
-        """Return the information about the job once it has grown enough to accuse somebody, and the seconds lost now.
+        """Return the information about the job once it is enough to accuse somebody, and the seconds lost now.
 
         Whatever was measured when it began, the job's time says what it has lost since it was fastest: a first stair
         below the least slowdown that is told was one as well.
@@ -80,8 +87,10 @@ class IncidentBook:
             is_new = incident.opened_frame == history.n_frames
             if is_new or incident.kind is not Kind.SLOW_JOB or incident.severity is not Severity.INFO:
                 continue
-            least_s = self.params.accused_slowdown * incident.fastest_s
-            level_s = _level_beyond(history, incident.opened_frame, least_s)
+            opened, fastest_s = incident.opened_frame, incident.fastest_s
+            level_s = _level_beyond(history, opened, self.params.accused_slowdown * fastest_s, _GROWN_FRAMES)
+            if level_s is None:
+                level_s = _level_beyond(history, opened, self.params.lasting_slowdown * fastest_s, _LASTING_FRAMES)
             incident.grown = 0 if level_s is None else incident.grown + 1
             if level_s is not None:
                 return incident, level_s - incident.fastest_s
@@ -92,7 +101,7 @@ class IncidentBook:
         incident.reference_s = incident.fastest_s
         incident.suspect = slow_job(incident.reference_s, excess_s, incident.suspect.z)
         incident.excess_s = incident.restated_excess_s = excess_s
-        incident.severity = self._severity(Kind.SLOW_JOB, incident.slowdown)
+        incident.severity = self._severity(Kind.SLOW_JOB, incident.slowdown, 1.0)
         incident.restated_frame = history.n_frames
         yield self._alert(incident, history, AlertState.FIRING)
 
@@ -109,7 +118,7 @@ class IncidentBook:
     ) -> Iterator[Alert]:
         """Open an incident, unless the same one is open; one below the accusing bound is information about the job."""
         slowdown = 1.0 + suspect.excess_s / reference_s
-        severity = self._severity(suspect.kind, slowdown)
+        severity = self._severity(suspect.kind, slowdown, self.accused_slowdown(history))
         kind, component = suspect.kind, suspect.component
         if severity is Severity.INFO and kind not in WORKLOAD:
             kind, component = Kind.SLOW_JOB, whole_job()
@@ -167,8 +176,8 @@ class IncidentBook:
         self.holds[name] = hold
         return hold
 
-    def _severity(self, kind: Kind, slowdown: float) -> Severity:
-        if kind in WORKLOAD or slowdown < self.params.accused_slowdown:
+    def _severity(self, kind: Kind, slowdown: float, accused_slowdown: float) -> Severity:
+        if kind in WORKLOAD or slowdown < accused_slowdown:
             return Severity.INFO
         return Severity.CRITICAL if slowdown >= self.params.critical_slowdown else Severity.WARNING
 
@@ -263,7 +272,7 @@ class IncidentBook:
         incident.n_updates += 1
         incident.restated_frame, incident.restated_excess_s = now, incident.excess_s
         incident.suspect = _with_present_clock(incident.suspect, history)
-        grown = self._severity(incident.suspect.kind, incident.slowdown)
+        grown = self._severity(incident.suspect.kind, incident.slowdown, self.params.accused_slowdown)
         if incident.kind is incident.suspect.kind and grown is not Severity.INFO:
             incident.severity = grown
         return True
@@ -321,9 +330,9 @@ class IncidentBook:
         )
 
 
-def _level_beyond(history: History, opened_frame: int, least_s: float) -> float | None:
+def _level_beyond(history: History, opened_frame: int, least_s: float, lengths: tuple[int, ...]) -> float | None:
     """Return the job's iteration time if it is beyond `least_s` for sure, by as many frames as that takes to tell."""
-    for n_frames in _GROWN_FRAMES:
+    for n_frames in lengths:
         if n_frames > _GROWN_FRAMES[0] and history.n_frames - n_frames < opened_frame:
             break
         recent = history.durations(history.n_frames - n_frames, history.n_frames)

@@ -340,13 +340,12 @@ class Job:
     def _open(
         self, suspect: Suspect, onset_frame: int, onset_iteration: int, reference_s: float, certainty: float
     ) -> Iterator[Alert]:
-        if suspect.kind is not Kind.SLOW_JOB:
-            slowdown = 1 + suspect.excess_s / reference_s
-            if slowdown >= self.params.accused_slowdown:
-                yield from self.book.end(self.history, Resolution.SUPERSEDED, frozenset({Kind.SLOW_JOB}))
+        accused_slowdown = self.book.accused_slowdown(self.history)
+        if suspect.kind is not Kind.SLOW_JOB and 1 + suspect.excess_s / reference_s >= accused_slowdown:
+            yield from self.book.end(self.history, Resolution.SUPERSEDED, frozenset({Kind.SLOW_JOB}))
         ranks = [number for what, number in suspect.claims if what == "rank"]
         throttle = int(np.bitwise_or.reduce(self._throttle[ranks])) if ranks else 0
-        self.notes.accused(suspect, reference_s)
+        self.notes.accused(suspect, reference_s, accused_slowdown)
         yield from self.book.start(
             suspect,
             onset_frame=onset_frame,

@@ -14,6 +14,7 @@ class JudgeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     transient_frames: int = 3  # a slowdown without a culprit has to last so much longer: real jobs have short ones
     least_slowdown: float = 1.05  # of the iteration time: below, nobody is called
     accused_slowdown: float = 1.10  # below this an incident is information and accuses no component
+    lasting_slowdown: float = 1.075  # likewise, once it has lasted for 24 frames: of a tenth, estimates may fall short
     critical_slowdown: float = 1.5
     evidence: float = 8.0  # log likelihood ratio of a change within the noise: once in 10,000 iterations by chance
     least_z: float = 5.0  # 10,000 ranks are compared at once

@@ -69,7 +69,7 @@ class Notes:
     def balanced(self, what: str, ratio: float, least_ratio: float, excess_s: float, /) -> None:
         """Note how balanced the job's own work was: of a stage, or of the ranks in turns."""
 
-    def accused(self, suspect: "Suspect", reference_s: float, /) -> None:
+    def accused(self, suspect: "Suspect", reference_s: float, accused_slowdown: float, /) -> None:
         """Note that an incident is opened, unless it stands already."""
 
     def follow(self, incidents: "Iterable[Incident]", /) -> None:

@@ -188,12 +188,10 @@ class Weighing(Notes):
             )
         )
 
-    def accused(self, suspect: Suspect, reference_s: float, /) -> None:
+    def accused(self, suspect: Suspect, reference_s: float, accused_slowdown: float, /) -> None:
         """Note an incident, and what would have had to be otherwise."""
         slowdown = 1 + suspect.excess_s / max(reference_s, 1e-9)
-        number = Number(
-            what="the job's slowdown by it", value=slowdown, unit="ratio", bound=self.params.accused_slowdown
-        )
+        number = Number(what="the job's slowdown by it", value=slowdown, unit="ratio", bound=accused_slowdown)
         if suspect.kind in WORKLOAD:
             number = replace(number, bound=None)
         is_told = suspect.kind in WORKLOAD or not number.is_met

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.excess import Excess, beyond_peers, rank_excess, with_wander
+from pipeline.excess import Excess, beyond_others, beyond_peers, rank_excess, with_wander
 from pipeline.groups import Groups
 from schemas.table import FloatArray
 
@@ -21,7 +21,7 @@ def dealt_out(seed: int, spread: float) -> FloatArray:
 def excess_at_the_end(values: FloatArray) -> tuple[Excess, Excess]:
     """Return the excess in the last eight frames by the noise of frames alone, and beside the wander of ranks."""
     found = rank_excess(values[-8:], np.empty((0, RANKS)), GROUPS)
-    return found, with_wander(found, beyond_peers(values[:-8], GROUPS), 8)
+    return found, with_wander(found, beyond_others(values[:-8], GROUPS), 8)
 
 
 def test_ranks_that_are_slow_in_turns_are_no_slow_ranks() -> None:
@@ -57,3 +57,31 @@ def test_too_few_values_tell_nothing_about_wander() -> None:
     found = rank_excess(np.ones((3, RANKS)), np.empty((0, RANKS)), GROUPS)
     few = Excess(found.seconds[:4], found.error[:4], found.usual[:4], found.by_peers[:4], found.level[:4])
     assert with_wander(few, np.empty((0, 4)), 3) is few
+
+
+def test_the_others_lower_median_is_that_of_the_group_without_the_rank() -> None:
+    random, groups = np.random.default_rng(6), Groups(np.array([0, 1, 0, 1, 0, -1, 0, 1, 2, 1]))
+    values = random.standard_normal((7, 10))
+    values[2, 4] = values[3, 0] = values[3, 2] = np.nan
+    found = groups.lower_median_of_others(values)
+    for frame, rank in np.ndindex(values.shape):
+        peers = (groups.of_rank == groups.of_rank[rank]) & np.isfinite(values[frame]) & (np.arange(10) != rank)
+        others = np.sort(values[frame, peers])
+        is_known = len(others) > 0 and groups.of_rank[rank] >= 0 and np.isfinite(values[frame, rank])
+        expected = others[(len(others) - 1) // 2] if is_known else np.nan
+        np.testing.assert_equal(found[frame, rank], expected)
+
+
+def test_in_small_groups_the_error_is_what_medians_scatter_by() -> None:
+    random, groups = np.random.default_rng(7), Groups(np.repeat(np.arange(4), 4))
+    errors, seconds, by_peers = [], [], []
+    for _ in range(400):
+        values = 1 + 0.1 * random.standard_normal((8, RANKS))
+        found = rank_excess(values, np.empty((0, RANKS)), groups)
+        errors.append(np.median(found.error))
+        seconds.append(found.seconds)
+        by_peers.append(beyond_peers(values, groups))
+    scatter = float(np.std(np.concatenate(seconds)))
+    assert np.median(errors) > scatter
+    assert np.median(errors) < 2 * scatter
+    assert np.mean(np.concatenate(by_peers) == 0.0) == 0.25  # a rank that is the median itself lies nowhere beyond it

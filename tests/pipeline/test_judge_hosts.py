@@ -52,7 +52,7 @@ def test_whether_a_late_host_is_the_reason_is_waited_for_where_it_may_be() -> No
     random = np.random.default_rng(5)
 
     def change(rows: IterationRows, is_culprit: BoolArray) -> IterationRows:
-        late_s = 0.07 * random.standard_normal(len(rows)) + np.where(is_culprit & since_onset(rows), 0.2, 0.0)
+        late_s = 0.06 * random.standard_normal(len(rows)) + np.where(is_culprit & since_onset(rows), 0.2, 0.0)
         return rows.replace(host_wait_s=rows.host_wait_s - late_s)
 
     firing = judged(1.3, change)[0]

@@ -43,6 +43,17 @@ def test_noise_raises_no_slowdown_of_six_percent_above_information() -> None:
         assert all(alert.severity is alerts[0].severity for alert in later), f"seed {seed}"
 
 
+def test_a_slowdown_of_nearly_a_tenth_is_more_than_information_once_it_has_lasted() -> None:
+    for seed in range(5):
+        times_s = noise(seed, 301, 0.01)
+        times_s[ONSET:] *= 1.085
+        first, *later = judged(times_s)
+        assert (first.severity, first.detected_iteration - ONSET < 10) == (Severity.INFO, True), f"seed {seed}"
+        raised = next(alert for alert in later if alert.severity is Severity.WARNING)
+        assert 22 <= raised.as_of_iteration - first.as_of_iteration <= 36, f"seed {seed}"
+        assert raised.fingerprint == first.fingerprint
+
+
 def test_what_recovers_in_part_is_restated_with_what_is_left() -> None:
     times_s = noise(3, 431, 0.01)
     times_s[ONSET:] *= 1.4

@@ -167,6 +167,11 @@ class IncidentBook:
         if incident.severity is Severity.INFO and suspect.kind is incident.kind is Kind.SLOW_JOB and is_more:
             yield from self.raise_job(incident, history, total_s)
 
+    def outlast(self, name: str, n_frames: int) -> None:
+        """Let an incident that comes and goes be over only once it has been away for twice as long as it was."""
+        if (incident := self.open.get(name)) is not None:
+            incident.hold = self.holds[name] = min(max(incident.hold, 2 * n_frames), _LONGEST_HOLD)
+
     def _hold(self, name: str, now: int) -> int:
         """Return how many good frames to wait for: twice as many for an incident that came back soon."""
         resolved = self._resolved_frame.get(name)

@@ -236,7 +236,8 @@ class Job:
         self._inquiry = None
         if not has_lasted:
             self.notes.passing(change)
-            self._spell = Spell.of(inquiry.change, self.history)
+            if self._spell is None or inquiry.change.onset >= self._spell.stop:  # else it has been seen once more
+                self._spell = Spell.of(inquiry.change, self.history)
             if self.changes.level_start == inquiry.change.onset:
                 self.changes.retract()
             self.observer.counted("changes_transient", 1)
@@ -260,8 +261,8 @@ class Job:
         return self._spell.recurs(self.history, self.params) if self._spell and not self._accusing() else None
 
     def _tell_recurring(self, change: Change, structure: Structure) -> Iterator[Alert]:
-        self._inquiry, self._spell, self._last_change = None, None, change
         now = self.history.n_frames
+        self._inquiry, spell, self._spell, self._last_change = None, self._spell, None, change
         span = Span(
             start=now - SPELL_FRAMES,
             stop=now,
@@ -270,7 +271,9 @@ class Job:
         )
         search = self._search(structure)
         suspects = search.find(span, (self.params.accused_slowdown - 1) * change.before_s)
-        yield from self._tell(change, suspects or self._beyond_times(search, span, change))
+        for alert in self._tell(change, suspects or self._beyond_times(search, span, change)):
+            self.book.outlast(alert.fingerprint, now - SPELL_FRAMES - spell.stop if spell else 0)
+            yield alert
 
     def _reconsider(self) -> Iterator[Alert]:
         """Look for the culprit of what was too little to accuse anybody when it began, and has grown since."""
@@ -300,12 +303,12 @@ class Job:
         share = 1 - 1 / self.params.accused_slowdown
         search = self._search(structure)
         for suspect in search.find(span, share * duration_s, links=now % (2 * stride) == 0):
-            effect_s = min(suspect.excess_s, search.beyond_other_stages(suspect, span))
+            onset = search.since(suspect)
+            effect_s = search.felt_s(suspect, span, onset)
             if effect_s < share * duration_s:
                 self.notes.absorbed(suspect, effect_s, share * duration_s)
                 self.observer.counted("suspects_absorbed", 1)
                 continue
-            onset = search.since(suspect)
             iteration = self._first_slow(onset)
             yield from self._open(_felt(suspect, effect_s), onset, iteration, duration_s - effect_s, 0.95)
         if self.sensors & Sensor.NVML and not self.sensors & (Sensor.GPU | Sensor.SPAN):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detectors.robust import MEDIAN_ERROR
-from pipeline.groups import robust_scale
+from detectors.verify import LEAST_BEFORE, MOST_AFTER
+from pipeline.groups import median_error, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.links import LinkSearch
@@ -21,6 +22,8 @@ from pipeline.watch import JobWatch, ScaledWatch
 from schemas.alerts import Kind
 from schemas.events import Sensor
 from schemas.table import FloatArray, IntArray
+
+_SURE = 2.0  # standard errors; whoever is let go is looked at again soon
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +131,21 @@ class Search:
         smooth = np.array([np.median(known[max(0, i - 1) : i + 2]) for i in range(len(known))])
         good = np.flatnonzero(smooth < 0.5 * suspect.excess_s)
         return first + (int(seen[good[-1]]) + 1 if len(good) else 0)
+
+    def felt_s(self, suspect: Suspect, span: Span, onset: int) -> float:
+        """Return what a suspect, slow since a frame, costs an iteration, in seconds, beyond what others hide.
+
+        Where the job has a past, and has become slower since by less than half of that for sure, the job is believed.
+        """
+        effect_s = min(suspect.excess_s, self.beyond_other_stages(suspect, span))
+        before = self.history.durations(max(self.history.first, onset - self.params.reference_frames), onset)
+        after = self.history.durations(onset, self.history.n_frames)[-MOST_AFTER:]
+        before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+        if len(before) < LEAST_BEFORE or len(after) == 0:
+            return effect_s
+        gained_s = float(np.median(after) - np.median(before))
+        error_s = median_error(before) * float(np.sqrt(1 + len(before) / len(after)))
+        return effect_s if gained_s + _SURE * error_s >= 0.5 * effect_s else max(gained_s, 0.0)
 
     def _links(self) -> LinkSearch:
         return LinkSearch(self.history, self.topology, self.structure.paths, self.params, self.notes)

@@ -51,6 +51,14 @@ def test_spells_that_go_on_are_one_incident() -> None:
     assert resolved.resolved_iteration >= ONSET + 7 * 12 + 5
 
 
+def test_noisy_spells_with_long_pauses_are_one_incident_from_the_second_on() -> None:
+    slowdown, noise = spells(7, 7, 7, 7, gap=11, size=2.1), np.random.default_rng(13).standard_normal(N)
+    firing, *updates, resolved = judged(lambda i: slowdown(i) * float(np.exp(0.07 * noise[i])))
+    assert (firing.kind, firing.detected_iteration) == (Kind.SLOW_JOB, ONSET + 7 + 11 + 3)
+    assert {alert.state for alert in updates} <= {AlertState.FIRING}
+    assert resolved.as_of_iteration >= ONSET + 3 * (7 + 11) + 7 + 10
+
+
 @pytest.mark.parametrize(
     "slowdown",
     [

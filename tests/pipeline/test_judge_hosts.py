@@ -137,3 +137,16 @@ def test_a_queue_that_is_as_long_at_times_anyway_makes_no_suspect() -> None:
         return rows.replace(compute_s=np.nan, communication_s=np.nan, host_wait_s=np.nan, run_queue_ratio=queue)
 
     assert {alert.kind for alert in judged(1.4, change, Sensor.HOST_CALL | Sensor.HOST)} == {Kind.SLOW_JOB}
+
+
+def test_a_host_that_became_late_is_not_accused_where_the_job_is_as_fast_as_before() -> None:
+    """Without the GPU's times a busy host looks like one that holds the job up, and only the job tells otherwise."""
+    sensors = Sensor.HOST_CALL | Sensor.SYNC
+
+    def late(rows: IterationRows, is_late: BoolArray) -> IterationRows:
+        wait_s = rows.host_wait_s - np.where(is_late, 0.6, 0.0)
+        return rows.replace(compute_s=np.nan, communication_s=np.nan, host_wait_s=wait_s)
+
+    assert judged(1.0, lambda rows, is_culprit: late(rows, is_culprit & since_onset(rows)), sensors) == []
+    from_start = judged(1.0, late, sensors)
+    assert {(alert.kind, alert.component.name.node) for alert in from_start} == {(Kind.SLOW_HOST, NODE)}

@@ -26,7 +26,8 @@ check: setup ## Lint, formatting, types and import contracts
 	$(BIN)/lint-imports
 
 test: check tools baselines ## Everything: check, then all tests, Apache Kafka and Prometheus included
-	$(BIN)/pytest
+	$(BIN)/pytest -m apart -n 2 --dist loadfile
+	$(BIN)/pytest -m "not apart"
 
 unit: setup baselines ## The tests that start no broker
 	$(BIN)/pytest -m "not broker"

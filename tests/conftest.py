@@ -11,6 +11,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("FAILSLOW_DATA", REPOSITORY.parent / "shared" / "data"))
+COMPUTING = {"detectors", "pipeline", "quality", "schemas"}
 
 # The same examples in every run, so that a failure repeats; "explore" looks for new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None, print_blob=True)
@@ -23,6 +24,14 @@ def pytest_report_header() -> list[str]:
     """Say what a run depends on beside the code."""
     found = "found" if DATA.is_dir() else "missing"
     return [f"recordings: {DATA} ({found}; FAILSLOW_DATA names another folder)", f"hypothesis profile: {PROFILE}"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what only computes: it is not disturbed by others that do the same, and there is much of it."""
+    for item in items:
+        folder = item.path.relative_to(REPOSITORY).parts[1]
+        if folder in COMPUTING and not any(item.iter_markers("broker")) and not any(item.iter_markers("kernel")):
+            item.add_marker("apart")
 
 
 @pytest.fixture(scope="session")

@@ -111,8 +111,9 @@ def _unseen(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _baselines(given: Mapping[str, Any], part: str) -> Iterator[str]:
     flag, ranks = part.replace("_", "-"), given["most_ranks"]
+    seen = f" --seen-share {given['seen_share']:g}" if given.get("seen_share") else ""
     yield (
-        f"`.venv/bin/python -m benchmarks.quality.compare --part {flag} --share {given['share']:g} "
+        f"`.venv/bin/python -m benchmarks.quality.compare --part {flag} --share {given['share']:g}{seen} "
         f"--seeds {given['seeds']} --most-ranks {ranks}`:"
     )
     yield f"{given['episodes']:,} episodes, the same for all, code {given['code']}, authors' defaults."

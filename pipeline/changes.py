@@ -17,7 +17,7 @@ from detectors.verify import LEAST_BEFORE, MOST_AFTER, Outcome, confirm, shift
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.notes import NO_NOTES, Notes
-from pipeline.suspect import FEWEST_REFERENCE
+from pipeline.suspect import FEWEST_REFERENCE, Span
 from schemas.table import FloatArray
 
 _LEVEL = 500  # frames of the present level that are remembered
@@ -39,6 +39,10 @@ class Change:
     reference_start: int  # the frames before it, for comparison
     reference_stop: int
     n_after: int  # frames since the onset when it was verified
+
+    def span(self, start: int, stop: int) -> Span:
+        """Return frames to look at, beside those before this change."""
+        return Span(start=start, stop=stop, reference_start=self.reference_start, reference_stop=self.reference_stop)
 
     def since(self, first: "Change") -> "Change":
         """Return this change, which came soon after another one, compared with what was before that."""

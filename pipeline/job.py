@@ -209,12 +209,7 @@ class Job:
         assert inquiry is not None
         change, now = as_of_now(inquiry.change, self.history, self.params), self.history.n_frames
         gained_s = change.after_s - change.before_s
-        span = Span(
-            start=max(change.onset, now - 2 * self.params.window_frames),
-            stop=now,
-            reference_start=change.reference_start,
-            reference_stop=change.reference_stop,
-        )
+        span = change.span(max(change.onset, now - 2 * self.params.window_frames), now)
         # A second culprit may be small beside the first, and still cost a tenth of a healthy iteration.
         worth_s = (self.params.accused_slowdown - 1) * change.before_s
         least_s = max(
@@ -226,8 +221,10 @@ class Job:
         if not suspects and not self.sensors & (Sensor.GPU | Sensor.SPAN):
             watch = JobWatch(change.before_s, 1.25 * gained_s)
             suspects = search.by_telemetry(span, gained_s, watch)
-        if now < inquiry.deadline and not (suspects and all(suspect.is_clear for suspect in suspects)):
-            self.notes.waiting(suspects, inquiry.deadline)
+        # It may be one of whom nothing has been seen since: batches get lost, or are late.
+        patience = self.params.window_frames if not suspects and search.has_lost_sight(span) else 0
+        if now < inquiry.deadline + patience and not (suspects and all(suspect.is_clear for suspect in suspects)):
+            self.notes.waiting(suspects, inquiry.deadline + patience)
             return
         has_lasted = True if suspects else lasts(change, self.history, self.params)
         if has_lasted is None and now - change.onset < MOST_AFTER:
@@ -263,12 +260,7 @@ class Job:
     def _tell_recurring(self, change: Change, structure: Structure) -> Iterator[Alert]:
         now = self.history.n_frames
         self._inquiry, spell, self._spell, self._last_change = None, self._spell, None, change
-        span = Span(
-            start=now - SPELL_FRAMES,
-            stop=now,
-            reference_start=change.reference_start,
-            reference_stop=change.reference_stop,
-        )
+        span = change.span(now - SPELL_FRAMES, now)
         search = self._search(structure)
         suspects = search.find(span, (self.params.accused_slowdown - 1) * change.before_s)
         for alert in self._tell(change, suspects or self._beyond_times(search, span, change)):

@@ -33,7 +33,7 @@ _PAST_FRAMES = 64  # in which it is looked how far ranks wander among their peer
 _MANY_RANKS = 512
 _TURNS_SHARE = 0.2  # of frames in which a rank has to be late to count as one of several that are
 _DOUBTFUL_Z = 2.0
-_SEEN_SHARE = 0.6  # of the frames in which a rank has to be comparable to be judged
+SEEN_SHARE = 0.6  # of the frames in which a rank has to be comparable to be judged
 HOST_BOUND = 0.5  # of an iteration: a host that is busy for longer holds up its GPU
 _BOUND_ALONE = 0.7  # likewise, of one that is compared with hosts whose work is a little different
 LATE_SHARE = 0.75  # of the frames in which a rank has to be late to be late throughout
@@ -142,7 +142,7 @@ class RankSearch:
         with np.errstate(invalid="ignore"):
             n_late = np.count_nonzero(beyond > 0.5 * excess.seconds, axis=0)
         n_seen = np.count_nonzero(np.isfinite(beyond), axis=0)
-        share: BoolArray = (n_late >= LATE_SHARE * n_seen) & (n_seen >= _SEEN_SHARE * len(values))
+        share: BoolArray = (n_late >= LATE_SHARE * n_seen) & (n_seen >= SEEN_SHARE * len(values))
         return share
 
     def _groups(self, *, of_host: bool) -> Groups:

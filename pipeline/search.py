@@ -12,7 +12,7 @@ from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.links import LinkSearch
 from pipeline.notes import NO_NOTES, Notes
-from pipeline.ranks import RankSearch
+from pipeline.ranks import SEEN_SHARE, RankSearch
 from pipeline.slack import Slack
 from pipeline.structure import Structure
 from pipeline.suspect import FEWEST_REFERENCE, Span, Suspect
@@ -54,6 +54,12 @@ class Search:
         found = telemetry.suspects(span, excess_s, watch)
         self.notes.telemetry(telemetry, span, found)
         return found
+
+    def has_lost_sight(self, span: Span) -> bool:
+        """Whether ranks whose computation was known before have hardly been seen since."""
+        before = np.isfinite(self.history.compute(span.reference_start, span.reference_stop))
+        since = np.isfinite(self.history.compute(span.start, span.stop))
+        return bool(np.any((before.mean(axis=0) >= SEEN_SHARE) & (since.mean(axis=0) < SEEN_SHARE)))
 
     def by_clock(self, span: Span, unfelt: set[int]) -> Iterator[tuple[Suspect, int]]:
         """Yield GPUs at low clocks that the job feels, with the frame since when: all there is where no times are seen.

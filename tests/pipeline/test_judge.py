@@ -81,6 +81,17 @@ def test_a_small_or_passing_slowdown_below_ten_percent_is_information_about_the_
     }
 
 
+def test_a_culprit_whose_times_got_lost_when_it_became_slow_is_waited_for() -> None:
+    def lossy(record: Record) -> Record:
+        batch = decode_iterations(record.value)
+        is_lost = np.isin(batch.rows.iteration, range(ONSET, ONSET + 6)) & (batch.rows.rank // 8 == CULPRIT // 8)
+        return changed(record, rows=batch.rows.replace(compute_s=np.where(is_lost, np.nan, batch.rows.compute_s)))
+
+    firing = judged(map(lossy, records(job(), one_slow_rank(1.4))))[0]
+    assert (firing.kind, firing.component.name.gpu) == (Kind.SLOW_GPU, "GPU-00021")
+    assert firing.onset_iteration == ONSET
+
+
 def test_a_job_that_slows_down_while_it_gets_under_way_is_told_once_that_lasts() -> None:
     (said,) = judged(records(job(), lambda i: 1.2 if i >= 26 else 1.0))[:1]
     assert (said.kind, said.onset_iteration) == (Kind.SLOW_JOB, 26)

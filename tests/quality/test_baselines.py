@@ -178,6 +178,13 @@ def test_nvrx_scores_name_the_slow_rank_and_want_a_third_more_time() -> None:
     assert {d.rank for d in judged(Nvrx(threshold=0.85), job(1.3))} == {CULPRIT}
 
 
+def test_ranks_that_compute_for_no_time_have_no_score_by_nvrx_and_the_others_have_one() -> None:
+    observed = job()
+    assert observed.compute_s is not None
+    observed.compute_s[:, 2] = 0.0
+    assert {d.rank for d in judged(Nvrx(), observed)} == {CULPRIT}
+
+
 def test_nvrx_runs_its_own_code_and_leaves_no_stand_in_behind() -> None:
     import sys
 

@@ -115,10 +115,11 @@ class IncidentBook:
         history: History,
         confidence: float,
         throttle_reasons: int,
+        accused_slowdown: float,
     ) -> Iterator[Alert]:
-        """Open an incident, unless the same one is open; one below the accusing bound is information about the job."""
+        """Open an incident, unless the same one is open; one below `accused_slowdown` is information about the job."""
         slowdown = 1.0 + suspect.excess_s / reference_s
-        severity = self._severity(suspect.kind, slowdown, self.accused_slowdown(history))
+        severity = self._severity(suspect.kind, slowdown, accused_slowdown)
         kind, component = suspect.kind, suspect.component
         if severity is Severity.INFO and kind not in WORKLOAD:
             kind, component = Kind.SLOW_JOB, whole_job()

@@ -349,6 +349,7 @@ class Job:
             history=self.history,
             confidence=certainty * (1 - 0.5 * float(np.exp(-max(suspect.z, 0.0) / 4))),
             throttle_reasons=throttle,
+            accused_slowdown=accused_slowdown,
         )
 
     def _look_at_balance(self, structure: Structure) -> Iterator[Alert]:

@@ -81,6 +81,17 @@ def test_a_small_or_passing_slowdown_below_ten_percent_is_information_about_the_
     }
 
 
+def test_a_culprit_of_nearly_ten_percent_is_accused_once_it_has_lasted() -> None:
+    alerts = judged(records(job(noise=0.001), one_slow_rank(1.088)))
+    information, superseded, firing = alerts[:3]
+    assert (information.kind, information.severity) == (Kind.SLOW_JOB, Severity.INFO)
+    assert superseded.resolution is Resolution.SUPERSEDED
+    assert (firing.kind, firing.component.name.gpu) == (Kind.SLOW_GPU, "GPU-00021")
+    assert firing.severity is Severity.WARNING
+    assert firing.as_of_iteration - information.as_of_iteration >= 22
+    assert len({alert.fingerprint for alert in alerts}) == 2
+
+
 def test_a_culprit_whose_times_got_lost_when_it_became_slow_is_waited_for() -> None:
     def lossy(record: Record) -> Record:
         batch = decode_iterations(record.value)

@@ -13,6 +13,7 @@ from msgspec.structs import replace as replace_struct
 
 from detectors.robust import MEDIAN_ERROR
 from pipeline.advice import advice, causes
+from pipeline.claims import Claims
 from pipeline.groups import median_error, quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.incident import Incident, count_spell
@@ -67,9 +68,9 @@ class IncidentBook:
     open: dict[str, Incident] = field(default_factory=dict)
     _resolved_frame: dict[str, int] = field(default_factory=dict)
 
-    def claimed(self) -> frozenset[tuple[str, int]]:
+    def claimed(self) -> Claims:
         """Return what open incidents explain already."""
-        return frozenset().union(*(i.suspect.claims for i in self.open.values() if i.severity is not Severity.INFO))
+        return Claims.of(i.suspect for i in self.open.values() if i.severity is not Severity.INFO)
 
     def accused_slowdown(self, history: History) -> float:
         """Return from which slowdown on an incident is more than information: less, where such information lasts."""

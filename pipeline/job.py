@@ -19,14 +19,14 @@ from pipeline.inquiry import QUICK, SPELL_FRAMES, Inquiry, Spell, as_of_now, las
 from pipeline.judge_params import JudgeParams
 from pipeline.notes import NO_NOTES, Notes
 from pipeline.observer import Observer
-from pipeline.search import Search
+from pipeline.search import Search, as_felt
 from pipeline.slow_job import slow_job
 from pipeline.structure import Structure
 from pipeline.summary import summary
 from pipeline.suspect import Span, Suspect
 from pipeline.topology import Topology
 from pipeline.unreported import with_unreported
-from pipeline.watch import JobWatch, ScaledWatch
+from pipeline.watch import JobWatch
 from pipeline.weighing import Weighing
 from schemas.alerts import Alert, Kind, Resolution
 from schemas.events import Sensor
@@ -142,17 +142,25 @@ class Job:
         self.observer.frame_judged(summary(self.identity, frame, duration_s, usable, structure, self._reference_s()))
 
     def _doubt(self, alert: Alert) -> None:
-        """Look for another culprit, where one has recovered and its job is as slow as before."""
-        if alert.resolution is not Resolution.RECOVERED or self._accusing() or self._inquiry is not None:
+        """Look for another culprit, where one has recovered and its job is slower than those who are left explain."""
+        if alert.resolution is not Resolution.RECOVERED or self._inquiry is not None:
             return
         change, now = self._last_change, self.history.n_frames
         if change is None:
             return
         onset = now - self.params.hold_frames
+        before_s = change.before_s + self._explained_s(onset)
+        least = max(1 + self.params.explained_share * (change.ratio - 1), self.params.accused_slowdown)
         recent_s = float(np.median(self.history.durations(onset, now)))
-        if recent_s >= (1 + 0.5 * (change.ratio - 1)) * change.before_s:
-            again = replace(change, onset=onset, after_s=recent_s)
+        if recent_s >= least * before_s:
+            again = replace(change, onset=onset, before_s=before_s, after_s=recent_s, ratio=recent_s / before_s)
             self._inquiry = Inquiry(again, now + self.params.inquiry_frames)
+
+    def _explained_s(self, start: int) -> float:
+        """Return what open incidents have added to an iteration since a frame, seconds."""
+        watches = (self.book.open[name].suspect.watch for name in self._accusing())
+        added = (watch.excess(self.history, start, self.history.n_frames) for watch in watches)
+        return sum(max(_median(one), 0.0) for one in added if np.isfinite(one).any())
 
     def _accusing(self) -> list[str]:
         return [name for name, incident in self.book.open.items() if incident.kind not in WORKLOAD]
@@ -218,6 +226,9 @@ class Job:
         )
         search = self._search(structure)
         suspects = search.find(span, least_s)
+        if not suspects and now >= inquiry.deadline:
+            # A pause just before it has passed for its beginning: the latter half was slow for sure.
+            suspects = search.find(change.span(now - (now - span.start) // 2, now), least_s)
         if not suspects and not self.sensors & (Sensor.GPU | Sensor.SPAN):
             watch = JobWatch(change.before_s, 1.25 * gained_s)
             suspects = search.by_telemetry(span, gained_s, watch)
@@ -250,7 +261,7 @@ class Job:
     def _tell(self, change: Change, suspects: list[Suspect]) -> Iterator[Alert]:
         iteration = self.history.iteration_at(change.onset)
         for suspect in suspects:
-            felt = _felt(suspect, change.after_s - change.before_s)
+            felt = as_felt(suspect, change.after_s - change.before_s)
             yield from self._open(felt, change.onset, iteration, change.before_s, 0.99)
 
     def _recurring(self) -> Change | None:
@@ -296,13 +307,16 @@ class Job:
         search = self._search(structure)
         for suspect in search.find(span, share * duration_s, links=now % (2 * stride) == 0):
             onset = search.since(suspect)
+            if not suspect.is_clear and self.history.first < onset and now - onset < 2 * first:
+                self.notes.waiting([suspect], onset + 2 * first)
+                continue
             effect_s = search.felt_s(suspect, span, onset)
             if effect_s < share * duration_s:
                 self.notes.absorbed(suspect, effect_s, share * duration_s)
                 self.observer.counted("suspects_absorbed", 1)
                 continue
             iteration = self._first_slow(onset)
-            yield from self._open(_felt(suspect, effect_s), onset, iteration, duration_s - effect_s, 0.95)
+            yield from self._open(as_felt(suspect, effect_s), onset, iteration, duration_s - effect_s, 0.95)
         if self.sensors & Sensor.NVML and not self.sensors & (Sensor.GPU | Sensor.SPAN):
             for suspect, onset in search.by_clock(span, self._unfelt):
                 iteration, reference_s = self._first_slow(onset), duration_s - suspect.excess_s
@@ -378,14 +392,6 @@ class Job:
             duration_s - found.excess_s,
             0.95,
         )
-
-
-def _felt(suspect: Suspect, effect_s: float) -> Suspect:
-    """Return the suspect with no more excess than the job feels."""
-    if suspect.excess_s <= effect_s:
-        return suspect
-    watch = ScaledWatch(suspect.watch, effect_s / suspect.excess_s)
-    return replace(suspect, excess_s=effect_s, watch=watch)
 
 
 def _median(values: FloatArray) -> float:

@@ -13,6 +13,7 @@ from schemas.table import BoolArray, FloatArray, IntArray
 if TYPE_CHECKING:
     from detectors.verify import Shift
     from pipeline.changes import Change
+    from pipeline.claims import Claims
     from pipeline.excess import Excess
     from pipeline.history import History
     from pipeline.incident import Incident
@@ -54,7 +55,7 @@ class Notes:
     def telemetry(self, read: "Telemetry", span: "Span", found: "list[Suspect]", /) -> None:
         """Note that only samples of clocks and hosts were there to go by."""
 
-    def found(self, suspects: "list[Suspect]", claimed: frozenset[tuple[str, int]], /) -> None:
+    def found(self, suspects: "list[Suspect]", claimed: "Claims", /) -> None:
         """End the look; what open incidents have claimed is accused no further."""
 
     def absorbed(self, suspect: "Suspect", effect_s: float, least_s: float, /) -> None:

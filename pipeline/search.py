@@ -7,7 +7,8 @@ import numpy as np
 
 from detectors.robust import MEDIAN_ERROR
 from detectors.verify import LEAST_BEFORE, MOST_AFTER
-from pipeline.groups import median_error, robust_scale
+from pipeline.claims import Claims
+from pipeline.groups import median_error, quiet_median, robust_scale
 from pipeline.history import History
 from pipeline.judge_params import JudgeParams
 from pipeline.links import LinkSearch
@@ -36,7 +37,7 @@ class Search:
     params: JudgeParams
     sensors: Sensor
     throttle: IntArray  # (world_size,) reasons in the latest frame
-    claimed: frozenset[tuple[str, int]]  # what open incidents explain already
+    claimed: Claims  # what open incidents explain already
     notes: Notes = NO_NOTES
 
     def find(self, span: Span, least_excess_s: float, *, links: bool = True) -> list[Suspect]:
@@ -46,7 +47,7 @@ class Search:
         if links and self.sensors & (Sensor.GPU | Sensor.SPAN):
             found += self._links().find(span, least_excess_s)
         self.notes.found(found, self.claimed)
-        return sorted((s for s in found if not s.claims & self.claimed), key=lambda s: -s.excess_s)
+        return sorted((s for s in found if not self.claimed.cover(s, span)), key=lambda s: -s.excess_s)
 
     def by_telemetry(self, span: Span, excess_s: float, watch: JobWatch) -> list[Suspect]:
         """Return who the telemetry alone makes a suspect of a slowdown that no time can attribute."""
@@ -73,7 +74,7 @@ class Search:
         for suspect in suspects:
             onset, ranks = self.since(suspect), {rank for _, rank in suspect.claims}
             has_past, gained_s = onset - first >= FEWEST_REFERENCE, suspect.excess_s
-            if suspect.claims & self.claimed or (ranks <= unfelt and not has_past):
+            if self.claimed.cover(suspect, span) or (ranks <= unfelt and not has_past):
                 continue
             if has_past:
                 past = self.history.durations(onset - self.params.reference_frames, onset)
@@ -101,10 +102,21 @@ class Search:
         compute = self.history.compute(span.start, span.stop)
         if len(ranks) == 0 or not np.isfinite(compute).any():
             return suspect.excess_s
-        own = float(np.median(np.max(_or_zero(compute[:, ranks]), axis=1)))  # of ranks in turns, the last one counts
+        own = np.max(_or_zero(compute[:, ranks]), axis=1)  # of ranks in turns, the last one counts
         compute[:, ranks] = np.nan  # a node may be a whole stage
-        by_group = np.nanmedian(_or_zero(self.structure.groups.lower_median(compute)), axis=0)
-        return max(own - float(by_group.max(initial=0.0)), 0.0)
+        others = self._longest(compute)
+        return float(np.median(np.maximum(own, others) - np.maximum(own - suspect.excess_s, others)))
+
+    def _longest(self, compute: FloatArray) -> FloatArray:
+        """Return (n,): how long the longest group of peers computes in each frame, seconds.
+
+        That is what most of it take, and where work is uneven what the last one takes: it may be another each time.
+        """
+        median = self.structure.groups.lower_median(compute)
+        last = np.max(np.nan_to_num(self.structure.groups.spread(compute)), axis=-1, initial=0.0)
+        uneven = quiet_median(last / median) >= self.params.data_imbalance_ratio
+        longest: FloatArray = np.max(_or_zero(np.where(uneven, last, median)), axis=1, initial=0.0)
+        return longest
 
     def _felt_since(self, suspect: Suspect, span: Span) -> float:
         """Return by how much iterations have become longer since a suspect is slow; its excess, where none was before.
@@ -146,6 +158,8 @@ class Search:
         effect_s = min(suspect.excess_s, self.beyond_other_stages(suspect, span))
         before = self.history.durations(max(self.history.first, onset - self.params.reference_frames), onset)
         after = self.history.durations(onset, self.history.n_frames)[-MOST_AFTER:]
+        if onset >= self.history.n_frames:
+            return 0.0  # it was slow, and is not any more
         before, after = before[np.isfinite(before)], after[np.isfinite(after)]
         if len(before) < LEAST_BEFORE or len(after) == 0:
             return effect_s
@@ -160,6 +174,11 @@ class Search:
         source = "span" if self.sensors & Sensor.SPAN else "gpu"
         throttled = rarely_throttled(self.throttle)
         return RankSearch(self.history, self.topology, self.structure, self.params, throttled, source, self.notes)
+
+
+def as_felt(suspect: Suspect, effect_s: float) -> Suspect:
+    """Return the suspect with no more excess than the job feels."""
+    return suspect if suspect.excess_s <= effect_s else _costing(suspect, effect_s)
 
 
 def _costing(suspect: Suspect, gained_s: float) -> Suspect:

@@ -52,6 +52,20 @@ class Telemetry:
         is_slowed: BoolArray = is_low | (self.throttled & ~np.isfinite(clock))
         return is_slowed
 
+    def _was_slow(self, span: Span) -> BoolArray:
+        """Return (world_size,): whose clock was as low before, so that it is no reason for what has happened since.
+
+        Before is all of the past or the last of it, whichever was faster: some clocks fall slowly, some now and then.
+        """
+        if not span.has_reference:
+            return np.zeros(len(self.throttled), bool)
+        past = Span(start=span.reference_start, stop=span.reference_stop)
+        latest = Span(start=span.reference_stop - self.params.window_frames, stop=span.reference_stop)
+        since = np.fmin(self.clock(span), self.clock(Span(start=max(span.start, span.stop - 2), stop=span.stop)))
+        with np.errstate(invalid="ignore"):
+            was_slow: BoolArray = since > CLOCK_DROP * np.fmax(self.clock(past), self.clock(latest))
+        return was_slow
+
     def standing(self, span: Span, n_stages: int) -> list[Suspect]:
         """Return GPUs that were throttled to low clocks throughout, whatever the past: what they cost is estimated.
 
@@ -118,7 +132,7 @@ class Telemetry:
 
     def suspects(self, span: Span, excess_s: float, watch: Watch) -> list[Suspect]:
         """Return who the telemetry alone makes a suspect of a slowdown that no time can attribute: never a proof."""
-        clock, slow = self.clock(span), np.flatnonzero(self.is_slowed(span))
+        clock, slow = self.clock(span), np.flatnonzero(self.is_slowed(span) & ~self._was_slow(span))
         names = {gpu_name(self.topology, int(r)) for r in slow}
         if 0 < len(names) <= max(1, len(clock) // 4):
             known = clock[slow][np.isfinite(clock[slow])]

@@ -10,6 +10,7 @@ import numpy as np
 from detectors.verify import Outcome, Shift, confirm
 from pipeline import weighed
 from pipeline.changes import Change
+from pipeline.claims import Claims
 from pipeline.excess import Excess
 from pipeline.history import History
 from pipeline.hypotheses import Hypothesis, Number, Question, Verdict
@@ -135,13 +136,13 @@ class Weighing(Notes):
             if hypothesis.verdict is Verdict.SUSPECTED or key not in self._held:
                 self._hold(hypothesis)
 
-    def found(self, suspects: list[Suspect], claimed: frozenset[tuple[str, int]], /) -> None:
+    def found(self, suspects: list[Suspect], claimed: Claims, /) -> None:
         """End the look; what open incidents have claimed is accused no further."""
         for suspect in suspects:
             key = self._key_of(suspect)
             if key not in self._held:
                 self._hold(weighed.of_suspect(self._make(self._asked), suspect))
-            if suspect.claims & claimed:
+            if self._span is not None and claimed.cover(suspect, self._span):
                 self._settle(suspect, Verdict.CLAIMED, "an incident that is open covers it")
 
     def absorbed(self, suspect: Suspect, effect_s: float, least_s: float, /) -> None:

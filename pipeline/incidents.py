@@ -19,7 +19,7 @@ from pipeline.history import History
 from pipeline.incident import Incident, count_spell
 from pipeline.judge_params import JudgeParams
 from pipeline.slow_job import slow_job, whole_job
-from pipeline.suspect import CLOCK_EVIDENCE, Suspect
+from pipeline.suspect import CLOCK_EVIDENCE, Span, Suspect
 from pipeline.watch import JobWatch
 from schemas.alerts import (
     ALERT_SCHEMA_VERSION,
@@ -71,6 +71,17 @@ class IncidentBook:
     def claimed(self) -> Claims:
         """Return what open incidents explain already."""
         return Claims.of(i.suspect for i in self.open.values() if i.severity is not Severity.INFO)
+
+    def grown_s(self, history: History, span: Span) -> float:
+        """Return by how much more open incidents add to an iteration than in the frames before, seconds."""
+        grown_s = 0.0
+        for incident in self.open.values():
+            if incident.kind not in WORKLOAD:
+                excess = incident.suspect.watch.excess
+                before = quiet_median(excess(history, span.reference_start, span.reference_stop)[:, None])[0]
+                since = quiet_median(excess(history, span.start, span.stop)[:, None])[0]
+                grown_s += max(float(np.nan_to_num(since) - np.fmax(before, 0.0)), 0.0)
+        return grown_s
 
     def accused_slowdown(self, history: History) -> float:
         """Return from which slowdown on an incident is more than information: less, where such information lasts."""

@@ -149,18 +149,12 @@ class Job:
         if change is None:
             return
         onset = now - self.params.hold_frames
-        before_s = change.before_s + self._explained_s(onset)
+        before_s = change.before_s + self.book.grown_s(self.history, change.span(onset, now))
         least = max(1 + self.params.explained_share * (change.ratio - 1), self.params.accused_slowdown)
         recent_s = float(np.median(self.history.durations(onset, now)))
         if recent_s >= least * before_s:
             again = replace(change, onset=onset, before_s=before_s, after_s=recent_s, ratio=recent_s / before_s)
             self._inquiry = Inquiry(again, now + self.params.inquiry_frames)
-
-    def _explained_s(self, start: int) -> float:
-        """Return what open incidents have added to an iteration since a frame, seconds."""
-        watches = (self.book.open[name].suspect.watch for name in self._accusing())
-        added = (watch.excess(self.history, start, self.history.n_frames) for watch in watches)
-        return sum(max(_median(one), 0.0) for one in added if np.isfinite(one).any())
 
     def _accusing(self) -> list[str]:
         return [name for name, incident in self.book.open.items() if incident.kind not in WORKLOAD]

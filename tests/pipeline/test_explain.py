@@ -38,17 +38,27 @@ faults = [
 ]
 agents = { sensors = ["gpu", "sync", "nvml", "marker"], flush_interval_s = 0.1 }
 """
+FAINT = """
+title = "a slowdown of less than a tenth that only iteration times show"
+seed = 17
+iterations = 97
+micro_batches = 2
+layout = { tp = 1, pp = 1, dp = 6, gpus_per_node = 2 }
+faults = [{ kind = "slow_gpu", node = 1, gpu = 0, factor = 1.09, onset = 53, end = 79 }]
+agents = { sensors = ["host_call", "marker"], flush_interval_s = 0.1 }
+"""
+WRITTEN = {"small": SCENARIO, "faint": FAINT}
 HOSTILE = ComponentName(type=ComponentType.HOST, node="node\x1b]0;owned\x07")
 
 
 @cache
-def events() -> tuple[Record, ...]:
-    return tuple(event_records(load_scenario(SCENARIO)))
+def events(name: str = "small") -> tuple[Record, ...]:
+    return tuple(event_records(load_scenario(WRITTEN[name])))
 
 
 @cache
 def iterations(name: str) -> tuple[Record, ...]:
-    return tuple(iteration_records(events() if name == "small" else event_records(scenario(name))))
+    return tuple(iteration_records(events(name) if name in WRITTEN else event_records(scenario(name))))
 
 
 @cache
@@ -123,18 +133,25 @@ def test_a_ranks_own_lateness_is_told_as_its_hosts_where_the_host_is_late() -> N
     assert all(h.reason.startswith("by its host, node2") for h in outscored)
 
 
-def test_what_is_too_small_to_accuse_anybody_says_so_and_has_no_score_that_nobody_measured() -> None:
+def test_what_is_too_small_to_accuse_anybody_says_so_and_who_it_would_be() -> None:
     first, second = explained("slow_gpu_ramp").explanations
     assert first.first.kind is Kind.SLOW_JOB
-    assert accused(first).verdict is Verdict.INFORMED
+    assert (accused(first).kind, accused(first).verdict) == (Kind.SLOW_GPU, Verdict.INFORMED)
     assert [number.what for number in accused(first).missed] == ["the job's slowdown by it"]
     text = shown(first)
     assert "too small to accuse anybody" in text
     assert "it would accuse somebody with" in text
-    assert "it would not stand with" not in text
-    assert math.isnan(accused(first).score)
     assert accused(second).verdict is Verdict.ACCUSED
+    assert accused(second).candidates == accused(first).candidates
     assert "it would not stand with" in shown(second)
+
+
+def test_a_slowdown_that_no_sensor_attributes_has_no_score_that_nobody_measured() -> None:
+    (explanation,) = explained("faint").explanations
+    assert (accused(explanation).kind, accused(explanation).verdict) == (Kind.SLOW_JOB, Verdict.INFORMED)
+    assert math.isnan(accused(explanation).score)
+    assert "it would accuse somebody with" in shown(explanation)
+    assert "it would not stand with" not in shown(explanation)
 
 
 def test_the_evidence_that_has_added_up_is_told_with_its_bound() -> None:

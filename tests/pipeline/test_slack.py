@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pipeline.claims import Claims
 from pipeline.frames import Frame, Signal
 from pipeline.history import History
 from pipeline.judge_params import DEFAULTS
@@ -58,7 +59,7 @@ def felt(topology: Topology, of: History, span: Span) -> float:
 
 def search(topology: Topology, of: History) -> Search:
     none = np.zeros(4, np.int64)
-    return Search(of, topology, Structure.of(topology), DEFAULTS, Sensor.GPU, none, frozenset())
+    return Search(of, topology, Structure.of(topology), DEFAULTS, Sensor.GPU, none, Claims())
 
 
 def suspect(topology: Topology) -> Suspect:

@@ -1,13 +1,16 @@
 """Several faults at once: each is told from those that are open, and from what hides it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agents.simulated import load_scenario
 from benchmarks.synthetic_job import SyntheticJob
+from pipeline.changes import ChangeSearch
 from pipeline.judge import Judge
+from pipeline.search import Search
 from schemas.alerts import Alert, AlertState, Kind, Severity
 from schemas.table import FloatArray
 from tests.pipeline.simulation import alerts_of, event_records
@@ -122,3 +125,16 @@ def test_a_pause_just_before_a_slowdown_does_not_hide_who_it_is() -> None:
 
     first = first_said(judged(slowdown, 97))[0]
     assert (first.kind, first.component.name.gpu) == (Kind.SLOW_GPU, "GPU-00005")
+
+
+@pytest.mark.parametrize("is_clear", [True, False])
+def test_who_may_be_another_is_looked_at_for_longer_before_peers_accuse_it(
+    monkeypatch: pytest.MonkeyPatch, *, is_clear: bool
+) -> None:
+    find = Search.find
+    monkeypatch.setattr(Search, "find", lambda *a, **k: [replace(s, is_clear=is_clear) for s in find(*a, **k)])
+    monkeypatch.setattr(ChangeSearch, "update", lambda *_: None)
+    work = np.where(np.arange(16) == 5, 1.4, 1.0)
+    (alert,) = first_said(judged(lambda i: work if i >= 45 else np.ones(16), 97))
+    waited = alert.detected_iteration - 45
+    assert waited <= 8 if is_clear else 16 <= waited <= 20

@@ -123,3 +123,10 @@ def test_a_transfer_that_was_not_seen_is_taken_to_be_as_slow_as_the_others(topol
     excess = watch.excess(of, 0, 2)
     assert excess[0] == pytest.approx(0.2, rel=1e-6)  # (0.05 - 0.01) * 2 over 0.02 of the usual 0.05 seconds
     assert np.isnan(excess[1])
+
+
+def test_who_has_just_recovered_costs_nothing(topology: Topology) -> None:
+    of = history(topology, [HEALTHY_S + 0.13] * FRAMES, 0)
+    found, span = suspect(topology), Span(start=FRAMES - 8, stop=FRAMES)
+    assert search(topology, of).felt_s(found, span, FRAMES) == 0.0
+    assert search(topology, of).felt_s(found, span, 0) > 0.0

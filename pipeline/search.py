@@ -114,7 +114,8 @@ class Search:
         """
         median = self.structure.groups.lower_median(compute)
         last = np.max(np.nan_to_num(self.structure.groups.spread(compute)), axis=-1, initial=0.0)
-        uneven = quiet_median(last / median) >= self.params.data_imbalance_ratio
+        with np.errstate(invalid="ignore", divide="ignore"):
+            uneven = quiet_median(last / median) >= self.params.data_imbalance_ratio
         longest: FloatArray = np.max(_or_zero(np.where(uneven, last, median)), axis=1, initial=0.0)
         return longest
 

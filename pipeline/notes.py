@@ -59,7 +59,7 @@ class Notes:
         """End the look; what open incidents have claimed is accused no further."""
 
     def absorbed(self, suspect: "Suspect", effect_s: float, least_s: float, /) -> None:
-        """Note that a suspect outlasts all other stages by `effect_s` only, of `least_s` at least."""
+        """Note that a suspect outlasts all others by `effect_s` only, of `least_s` at least."""
 
     def waiting(self, suspects: "list[Suspect]", deadline: int, /) -> None:
         """Note that somebody is looked for until the frame `deadline`, since what was found is not clear yet."""

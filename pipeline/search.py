@@ -93,7 +93,7 @@ class Search:
         return [_costing(suspect, gained_s * suspect.excess_s / all_s) for suspect in suspects]
 
     def beyond_other_stages(self, suspect: Suspect, span: Span) -> float:
-        """Return by how much the suspect outlasts every other stage: a short stage's slack absorbs the rest."""
+        """Return what of a suspect's excess nothing hides: a short stage's slack absorbs it, or who else is late."""
         if suspect.kind is Kind.SLOW_LINK:
             healthy_s = self._links().healthy_s(suspect, span)
             most_s = Slack(self.history, self.topology, self.structure).most_felt(span, healthy_s)
@@ -156,11 +156,11 @@ class Search:
 
         Where the job has a past, and has become slower since by less than half of that for sure, the job is believed.
         """
+        if onset >= self.history.n_frames:
+            return 0.0  # it was slow, and is not any more
         effect_s = min(suspect.excess_s, self.beyond_other_stages(suspect, span))
         before = self.history.durations(max(self.history.first, onset - self.params.reference_frames), onset)
         after = self.history.durations(onset, self.history.n_frames)[-MOST_AFTER:]
-        if onset >= self.history.n_frames:
-            return 0.0  # it was slow, and is not any more
         before, after = before[np.isfinite(before)], after[np.isfinite(after)]
         if len(before) < LEAST_BEFORE or len(after) == 0:
             return effect_s

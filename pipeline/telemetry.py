@@ -39,6 +39,9 @@ class Telemetry:
         middle = np.nanmedian(level) if np.isfinite(level).any() else np.nan
         return level / middle
 
+    def _latest_clock(self, span: Span) -> FloatArray:
+        return self.clock(Span(start=max(span.start, span.stop - 2), stop=span.stop))
+
     def is_slowed(self, span: Span) -> BoolArray:
         """Return (world_size,): whose clock is low, or has just become so, or is unknown while it is being throttled.
 
@@ -46,7 +49,7 @@ class Telemetry:
         whenever they touch it.
         """
         clock = self.clock(span)
-        latest = self.clock(Span(start=max(span.start, span.stop - 2), stop=span.stop))
+        latest = self._latest_clock(span)
         with np.errstate(invalid="ignore"):
             is_low = (clock <= CLOCK_DROP) | (self.throttled & (latest <= CLOCK_DROP))
         is_slowed: BoolArray = is_low | (self.throttled & ~np.isfinite(clock))
@@ -61,7 +64,7 @@ class Telemetry:
             return np.zeros(len(self.throttled), bool)
         past = Span(start=span.reference_start, stop=span.reference_stop)
         latest = Span(start=span.reference_stop - self.params.window_frames, stop=span.reference_stop)
-        since = np.fmin(self.clock(span), self.clock(Span(start=max(span.start, span.stop - 2), stop=span.stop)))
+        since = np.fmin(self.clock(span), self._latest_clock(span))
         with np.errstate(invalid="ignore"):
             was_slow: BoolArray = since > CLOCK_DROP * np.fmax(self.clock(past), self.clock(latest))
         return was_slow

@@ -146,9 +146,9 @@ class Weighing(Notes):
                 self._settle(suspect, Verdict.CLAIMED, "an incident that is open covers it")
 
     def absorbed(self, suspect: Suspect, effect_s: float, least_s: float, /) -> None:
-        """Note that a suspect outlasts all other stages by too little."""
-        number = Number(what="outlasts every other stage by", value=effect_s, unit="s", bound=least_s)
-        self._settle(suspect, Verdict.ABSORBED, "other stages take as long, so that the job hardly waits", number)
+        """Note that a suspect outlasts all others by too little."""
+        number = Number(what="outlasts all others by", value=effect_s, unit="s", bound=least_s)
+        self._settle(suspect, Verdict.ABSORBED, "others take as long, so that the job hardly waits", number)
 
     def waiting(self, suspects: list[Suspect], deadline: int, /) -> None:
         """Note that it is not known yet who it is."""

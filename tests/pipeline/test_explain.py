@@ -185,7 +185,7 @@ def test_what_slack_absorbs_is_told_with_by_how_much_it_fell_short() -> None:
     absorbed = [h for h in weighed if h.verdict is Verdict.ABSORBED]
     assert absorbed
     for hypothesis in absorbed:
-        assert [number.what for number in hypothesis.missed] == ["outlasts every other stage by"]
+        assert [number.what for number in hypothesis.missed] == ["outlasts all others by"]
 
 
 def test_the_end_is_explained_by_the_last_looks() -> None:

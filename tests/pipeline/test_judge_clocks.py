@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from benchmarks.synthetic_job import SyntheticJob
+from pipeline.frames import Frame, Signal
+from pipeline.history import History
 from pipeline.judge import Judge
+from pipeline.judge_params import DEFAULTS
 from pipeline.record import Record
+from pipeline.suspect import Span
+from pipeline.telemetry import Telemetry
+from pipeline.topology import Topology
+from pipeline.watch import JobWatch
 from schemas.alerts import Alert, Kind, Severity
 from schemas.codec import decode_iterations, encode_iterations
 from schemas.events import Sensor, ThrottleReason
@@ -90,3 +97,33 @@ def test_throttle_reasons_beside_a_high_clock_accuse_nobody_of_a_slowdown() -> N
 
 def test_where_computation_is_seen_a_clock_alone_accuses_nobody() -> None:
     assert judged(slow_clock(0.5), sensors=SEEN | Sensor.GPU) == []
+
+
+def suspected(clock: list[float], onset: int) -> list[str]:
+    """Return which GPUs the samples make suspects of a slowdown since a frame, by the fourth one's clock in each."""
+    topology, history = Topology(8), History(8)
+    (record,) = SyntheticJob(1, 1, 8, seed=7).records(0, 1.0)
+    batch = decode_iterations(record.value)
+    topology.learn(batch.node, batch.ranks, batch.communicators, batch.rows.rank)
+    for number, ratio in enumerate(clock):
+        frame = Frame.empty(number, 8, 0)
+        frame.signal(Signal.SM_CLOCK)[:] = np.where(np.arange(8) == 3, ratio, 1.0)
+        history.push(frame, 1.0, np.empty(0), np.ones(8, bool))
+    telemetry = Telemetry(history, topology, DEFAULTS, np.arange(8) == 3)
+    span = Span(start=onset, stop=len(clock), reference_start=onset - 30, reference_stop=onset)
+    return [one.component.name.gpu for one in telemetry.suspects(span, 0.1, JobWatch(1.0))]
+
+
+@pytest.mark.parametrize(
+    ("clock", "is_reason"),
+    [
+        ([1.0] * 30 + [0.8] * 8, True),
+        ([0.8] * 38, False),
+        ([1.0] * 20 + [0.83] * 10 + [0.8] * 8, True),  # it has been falling
+        ([0.8] * 22 + [1.0] * 8 + [0.8] * 8, True),  # it comes and goes
+        ([0.8] * 26 + [1.0] * 4 + [0.8] * 8, True),
+        ([1.0] * 36 + [0.8] * 2, True),  # its last sample is the first of the slowdown
+    ],
+)
+def test_a_clock_is_a_reason_for_what_came_with_its_fall(clock: list[float], *, is_reason: bool) -> None:
+    assert suspected(clock, 30) == (["GPU-00003"] if is_reason else [])

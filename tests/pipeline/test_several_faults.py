@@ -67,8 +67,8 @@ def test_a_gpu_is_named_by_its_clock_though_its_host_is_slow() -> None:
     later = '{ kind = "slow_gpu", node = 1, gpu = 0, factor = 3.0, onset = 83, telemetry = true }'
     first, second = told(f"{HOST}, {later}", TIMED)
     assert (first.kind, first.component.name.node) == (Kind.SLOW_HOST, "node1")
-    assert (second.kind, second.component.name.gpu) == (Kind.SLOW_GPU, second.component.name.gpu)
-    assert second.detected_iteration - 83 <= 10
+    assert (second.kind, second.component.name.node) == (Kind.SLOW_GPU, "node1")
+    assert second.detected_iteration - 83 <= 3
 
 
 def judged(slowdown: Callable[[int], FloatArray], n: int, noise: float = 0.01) -> list[Alert]:
@@ -100,21 +100,40 @@ def test_where_work_is_even_the_same_fault_is_named() -> None:
     assert (alert.kind, alert.component.name.gpu) == (Kind.SLOW_GPU, "GPU-00005")
 
 
+def test_ordinary_noise_among_the_others_hides_no_slowdown_of_an_eighth() -> None:
+    times = list(uneven(0, 0.02, 1.125, 0))
+    (alert,) = first_said(judged(lambda i: times[i], len(times)))
+    assert alert.component.name.gpu == "GPU-00005"
+
+
 def test_what_a_fault_has_hidden_is_looked_for_when_it_is_over_whoever_else_is_accused() -> None:
     """All become slower as rank 5 recovers; rank 12 is accused by then."""
 
     def slowdown(iteration: int) -> FloatArray:
         work = np.ones(16)
         if iteration >= 45:
-            work[12] = 1.15
+            work[12] = 1.3
         if 61 <= iteration < 97:
-            work[5] = 2.0
+            work[5] = 2.4
         if iteration >= 97:
             work *= 1.4
         return work
 
     kinds = {alert.kind for alert in first_said(judged(slowdown, 137))}
     assert kinds == {Kind.SLOW_GPU, Kind.SLOW_JOB}
+
+
+def test_what_an_open_incident_has_grown_by_in_the_meantime_is_nobody_elses() -> None:
+    def slowdown(iteration: int) -> FloatArray:
+        work = np.ones(16)
+        if iteration >= 45:
+            work[12] = 1.3 if iteration < 80 else 1.8
+        if 61 <= iteration < 97:
+            work[5] = 2.4
+        return work
+
+    named = [alert.component.name.gpu for alert in first_said(judged(slowdown, 137))]
+    assert named == ["GPU-00012", "GPU-00005"]
 
 
 def test_a_pause_just_before_a_slowdown_does_not_hide_who_it_is() -> None:
@@ -128,13 +147,17 @@ def test_a_pause_just_before_a_slowdown_does_not_hide_who_it_is() -> None:
 
 
 @pytest.mark.parametrize("is_clear", [True, False])
+@pytest.mark.parametrize("onset", [0, 45])
 def test_who_may_be_another_is_looked_at_for_longer_before_peers_accuse_it(
-    monkeypatch: pytest.MonkeyPatch, *, is_clear: bool
+    monkeypatch: pytest.MonkeyPatch, onset: int, *, is_clear: bool
 ) -> None:
     find = Search.find
     monkeypatch.setattr(Search, "find", lambda *a, **k: [replace(s, is_clear=is_clear) for s in find(*a, **k)])
     monkeypatch.setattr(ChangeSearch, "update", lambda *_: None)
     work = np.where(np.arange(16) == 5, 1.4, 1.0)
-    (alert,) = first_said(judged(lambda i: work if i >= 45 else np.ones(16), 97))
-    waited = alert.detected_iteration - 45
-    assert waited <= 8 if is_clear else 16 <= waited <= 20
+    (alert,) = first_said(judged(lambda i: work if i >= onset else np.ones(16), 97))
+    waited = alert.detected_iteration - onset
+    if onset == 0:  # the first iterations warm up, and more of them would be too many
+        assert waited <= 19
+    else:
+        assert waited <= 8 if is_clear else 16 <= waited <= 20

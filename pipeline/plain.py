@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 _BATCH = 100
+_FOR_GOOD = {KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID}  # noqa: SLF001 - the client's own, not the broker's
 
 
 def run(settings: Settings, stages: Stages | None = None) -> None:
@@ -68,7 +69,9 @@ class _Loop:
             self._consumer.subscribe(list(self._settings.stage.topics), on_assign=self._assign, on_revoke=self._revoke)
             while not self._is_ending:
                 for message in self._consumer.consume(_BATCH, POLL_S):
-                    if message.error() is None:
+                    if message.error() is not None:
+                        self._note_error(message.error())
+                    else:
                         record = to_record(message)
                         if record.topic == EVENTS:
                             self._merge.add(record, time.monotonic())
@@ -152,7 +155,12 @@ class _Loop:
         return None if bounds is None else int(bounds[1])
 
     def _note_error(self, error: KafkaError) -> None:
-        if error.fatal() or error.code() == KafkaError.FENCED_INSTANCE_ID:
+        """Take note of what the client will not recover from.
+
+        What a heartbeat was told comes as a message and as the answer to every later commit, both times with a code
+        that says so and with fatal() False.
+        """
+        if error.fatal() or error.code() in _FOR_GOOD:
             self._fatal = error
 
     def _refuse_fatal(self) -> None:

@@ -4,9 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer
 
 from pipeline.broker import EmbeddedBroker
 from pipeline.settings import Driver, Settings
+from pipeline.wiring import EXIT_ABNORMAL
 from tests.integration.apache_kafka import ApacheKafka
 from tests.integration.fake_stages import END, ONSET, batch, expected
 from tests.integration.live_tools import (
@@ -15,6 +17,7 @@ from tests.integration.live_tools import (
     Worker,
     alerts_of,
     dead_letters_of,
+    wait_until,
 )
 
 pytestmark = pytest.mark.broker
@@ -131,3 +134,76 @@ def test_a_worker_killed_around_an_onset_loses_and_repeats_nothing(
         alerts.wait_for(len(wanted), "alerts")
         assert worker.end() == 0
         assert alerts.alerts() == wanted
+
+
+def test_a_plain_worker_that_a_heartbeat_finds_fenced_ends_and_the_next_one_goes_on(
+    kafka: ApacheKafka, tmp_path: Path
+) -> None:
+    """Nothing has come yet, so there is nothing to commit, and no commit that would be refused."""
+    wanted = expected("job-a", N_BATCHES)
+    with (
+        alerts_of(kafka) as alerts,
+        dead_letters_of(kafka) as dead,
+        Worker(settings(kafka, Driver.PLAIN), tmp_path) as worker,
+    ):
+        worker.wait_for_line("holds 16 partitions")
+        join_in_place_of(worker)
+        assert worker.wait() == EXIT_ABNORMAL
+        Sender(kafka.bootstrap).send(batch("job-a", seq) for seq in range(N_BATCHES))
+        worker.start()
+        alerts.wait_for(len(wanted), "alerts")
+        assert worker.end() == 0
+        assert alerts.alerts() == wanted
+        assert dead.messages == []
+
+
+def join_in_place_of(worker: Worker) -> None:
+    """Join the worker's group under its member name, and go without a word, as members with a name do."""
+    joined: list[bool] = []
+    consumer = Consumer(
+        {
+            "bootstrap.servers": worker.settings.bootstrap,
+            "group.id": worker.settings.consumer_group,
+            "group.instance.id": worker.settings.member,
+            "partition.assignment.strategy": "roundrobin",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe(list(worker.settings.stage.topics), on_assign=lambda *_: joined.append(True))
+
+    def has_joined() -> bool:
+        consumer.consume(1, 0.0)
+        return bool(joined)
+
+    wait_until(has_joined, "a place in the group")
+    consumer.close()
+
+
+def test_a_plain_worker_fenced_in_an_outage_ends_and_the_next_one_goes_on(kafka: ApacheKafka, tmp_path: Path) -> None:
+    """With a record in hand it lets its client neither give up its partitions nor join, but heartbeats are sent.
+
+    They no longer carry the member's id, which the client forgets with the session, and so the broker fences it.
+    """
+    sender = Sender(kafka.bootstrap)
+    sender.send(batch("job-a", seq) for seq in range(23))
+    wanted = expected("job-a", N_BATCHES)
+    made = settings(kafka, Driver.PLAIN)
+    with (
+        alerts_of(kafka) as alerts,
+        dead_letters_of(kafka) as dead,
+        Worker(made, tmp_path, stop_before=ONSET) as worker,
+    ):
+        worker.wait_for_stop(ONSET)
+        kafka.kill()
+        time.sleep(made.session_timeout_s + OUTAGE_S)
+        kafka.start()
+        worker.wait_for_line("Static consumer fenced")  # librdkafka says so whatever its log level
+        worker.go_on(ONSET)
+        assert worker.wait() == EXIT_ABNORMAL
+        sender.send(batch("job-a", seq) for seq in range(23, N_BATCHES))
+        worker.start()
+        alerts.wait_for(len(wanted), "alerts")
+        assert worker.end() == 0
+        assert alerts.alerts() == wanted
+        assert dead.messages == []

@@ -23,6 +23,7 @@ from schemas.table import BoolArray, FloatArray, IntArray
 
 _SMALLEST_SCALE = 0.03  # of log transfer times: timers and clocks are no better
 _FEWEST_EQUALS = 4
+_FEWEST_TO_COST = 2  # equals: of so few none is the usual one, but if one is slow the other says what that costs
 _RATIO_CAP = 3.0  # in natural logs: one absurd series does not outvote the rest
 _MOST_AT_ONCE = 4
 _OTHER_WAY = 1e-4  # chance that a transfer does not go over a link that it is taken to go over
@@ -38,7 +39,7 @@ class _Ratios:
     error: FloatArray
     reference_s: FloatArray
     level_s: FloatArray
-    usual_s: FloatArray  # reference_s, or that of equal transfers for one that was not seen before
+    usual_s: FloatArray  # reference_s, or what equal transfers take: enough to tell a cost by, not a culprit
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +76,7 @@ class LinkSearch:
         may_be_slowed = np.zeros(len(ratios.level_s), bool)
         for name in suspect.component.candidates:
             may_be_slowed[self.paths.predicted.get(name, np.zeros(0, np.int64))] = True
-        return np.fmin(ratios.reference_s, np.where(may_be_slowed, np.nan, ratios.level_s))
+        return np.fmin(ratios.usual_s, np.where(may_be_slowed, np.nan, ratios.level_s))
 
     def _ratios(self, span: Span) -> _Ratios:
         n_series = len(self.paths.calls)
@@ -89,20 +90,23 @@ class LinkSearch:
             noise = np.fmax(noise, robust_scale(before))
             variance = 1 / count + 1 / np.maximum(np.count_nonzero(np.isfinite(before), axis=0), 1)
         else:
-            reference = self._of_equals(level)
+            reference = self._of_equals(level, _FEWEST_EQUALS)
             variance = 1 / count + 1 / _FEWEST_EQUALS
         typical = np.nanmedian(noise) if np.isfinite(noise).any() else _SMALLEST_SCALE
         error = MEDIAN_ERROR * np.fmax(np.fmax(noise, typical), _SMALLEST_SCALE) * np.sqrt(variance)
         usual = np.where(np.isfinite(reference), reference, self._like_equals(reference))
+        if not span.has_reference:
+            usual = np.where(np.isfinite(usual), usual, self._of_equals(level, _FEWEST_TO_COST))
         return _Ratios(level - reference, error, np.exp(reference), np.exp(level), np.exp(usual))
 
-    def _of_equals(self, level: FloatArray) -> FloatArray:
+    def _of_equals(self, level: FloatArray, fewest: int) -> FloatArray:
         """Return the lower quartile of equal transfers, so that three quarters may be slow; NaN with too few equals."""
         reference = np.full(len(level), np.nan)
         for number in np.unique(self.paths.equals):
             equal = np.flatnonzero((self.paths.equals == number) & np.isfinite(level))
-            if len(equal) >= _FEWEST_EQUALS:
-                reference[equal] = np.quantile(level[equal], 0.25)
+            if len(equal) >= fewest:
+                is_few = len(equal) < _FEWEST_EQUALS
+                reference[equal] = level[equal].min() if is_few else np.quantile(level[equal], 0.25)
         return reference
 
     def _like_equals(self, reference: FloatArray) -> FloatArray:
@@ -165,6 +169,15 @@ class LinkSearch:
         is_lost = np.isnan(ratios.level_s[series]) & np.isfinite(ratios.usual_s[series])
         return series[is_lost & self.paths.is_large[series]]
 
+    def _of_few_equals(self, names: tuple[ComponentName, ...], ratios: _Ratios) -> list[int]:
+        """Return the transfers that one of these links would slow, and that are slow beside their only equals."""
+        may_be_slowed = np.unique(np.concatenate([self.paths.predicted[name] for name in names]))
+        with np.errstate(invalid="ignore"):
+            beyond = np.log(ratios.level_s / ratios.usual_s)
+            slow = (beyond >= np.log(self.params.least_link_ratio)) & (beyond >= 4 * ratios.error)
+        slow &= np.isnan(ratios.log_ratio)  # the others are judged by their own
+        return [int(i) for i in may_be_slowed[slow[may_be_slowed]]]
+
     def _telling(self, name: ComponentName, open_: BoolArray, slow: BoolArray) -> IntArray:
         """Return the transfers that a link would slow; small ones that are not slow say nothing of its bandwidth."""
         series = self.paths.predicted[name]
@@ -176,11 +189,11 @@ class LinkSearch:
         self, candidates: tuple[ComponentName, ...], series: IntArray, unseen: IntArray, ratios: _Ratios
     ) -> Suspect:
         slowing = np.exp(float(np.median(ratios.log_ratio[series]))) - 1
-        beyond = np.maximum(ratios.level_s - ratios.reference_s, 0.0) * self.paths.calls
+        beyond = np.maximum(ratios.level_s - ratios.usual_s, 0.0) * self.paths.calls
         beyond[unseen] = slowing * ratios.usual_s[unseen] * self.paths.calls[unseen]
         lost: dict[int, float] = {}
         touching: dict[int, list[int]] = {}
-        wanted = {*series.tolist(), *unseen.tolist()}
+        wanted = {*series.tolist(), *unseen.tolist(), *self._of_few_equals(candidates, ratios)}
         for rank, own in self.topology.series_by_rank.items():
             touching[rank] = [i for i in own if i in wanted]
             lost[rank] = float(sum(beyond[i] for i in touching[rank]))

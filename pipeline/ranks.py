@@ -129,7 +129,7 @@ class RankSearch:
         # Where ranks are many, those of the span tell how far they wander.
         past = _PAST_FRAMES if values.shape[1] <= _MANY_RANKS else 0
         before = read(span.start - past, span.start)  # type: ignore[operator]
-        return with_wander(found, beyond_others(before, groups), span.stop - span.start)
+        return with_wander(found, beyond_others(before, groups), beyond_others(values, groups))
 
     def _significant(self, excess: Excess, least_excess_s: float) -> BoolArray:
         with np.errstate(invalid="ignore"):
@@ -159,7 +159,8 @@ class RankSearch:
     ) -> Suspect:
         name = ComponentName(type=ComponentType.HOST, node=node)
         worst = ranks[np.argmax(excess.seconds[ranks])]
-        evidence = [self._compute_evidence(int(worst), excess, "host time" if sources == ("sync",) else "computation")]
+        is_busy = sources == ("sync",)
+        evidence = [self._compute_evidence(int(worst), excess, "host time" if is_busy else "computation")]
         if kept_from_running := self.telemetry.kept_from_running(int(worst), span):
             evidence += kept_from_running
             sources = (*sources, "host")
@@ -172,6 +173,7 @@ class RankSearch:
             sources=sources,
             evidence=tuple(evidence),
             claims=frozenset(("rank", int(r)) for r in self.structure.ranks_by_node[node]),
+            is_clear=is_busy or not excess.wanders,
         )
 
     def _gpus(self, ranks: IntArray, compute: Excess, span: Span, host: Excess) -> list[Suspect]:
@@ -231,7 +233,7 @@ class RankSearch:
             sources=tuple(sources),
             evidence=tuple(evidence),
             claims=frozenset({("rank", rank)}),
-            is_clear=not host_doubtful or slowed,
+            is_clear=slowed or not (host_doubtful or compute.wanders),
         )
 
     def _compute_evidence(self, rank: int, excess: Excess, what: str) -> Evidence:

@@ -1,6 +1,7 @@
 """Ranks beside their peers: what a slow one stands out of."""
 
 import numpy as np
+import pytest
 
 from pipeline.excess import Excess, beyond_others, beyond_peers, rank_excess, with_wander
 from pipeline.groups import Groups
@@ -21,7 +22,7 @@ def dealt_out(seed: int, spread: float) -> FloatArray:
 def excess_at_the_end(values: FloatArray) -> tuple[Excess, Excess]:
     """Return the excess in the last eight frames by the noise of frames alone, and beside the wander of ranks."""
     found = rank_excess(values[-8:], np.empty((0, RANKS)), GROUPS)
-    return found, with_wander(found, beyond_others(values[:-8], GROUPS), 8)
+    return found, with_wander(found, beyond_others(values[:-8], GROUPS), beyond_others(values[-8:], GROUPS))
 
 
 def test_ranks_that_are_slow_in_turns_are_no_slow_ranks() -> None:
@@ -56,7 +57,40 @@ def test_the_ranks_of_a_slow_host_are_not_taken_for_wander() -> None:
 def test_too_few_values_tell_nothing_about_wander() -> None:
     found = rank_excess(np.ones((3, RANKS)), np.empty((0, RANKS)), GROUPS)
     few = Excess(found.seconds[:4], found.error[:4], found.usual[:4], found.by_peers[:4], found.level[:4])
-    assert with_wander(few, np.empty((0, 4)), 3) is few
+    with_it = with_wander(few, np.empty((0, 4)), np.zeros((3, 4)))
+    np.testing.assert_array_equal(with_it.error, few.error)
+    assert not with_it.wanders
+
+
+def test_in_a_scale_of_few_values_one_has_to_lie_farther_out() -> None:
+    """Sixteen values, of which a normal one is 5 scales out as often as a Student's of 6 degrees of freedom is 12."""
+    random = np.random.default_rng(8)
+    offsets = 0.05 * random.standard_normal(RANKS)
+    values = 1 + offsets + 0.001 * random.standard_normal((FRAMES, RANKS))
+    found = rank_excess(values[-8:], np.empty((0, RANKS)), GROUPS)
+    now = beyond_others(values[-8:], GROUPS)
+    few, many = (with_wander(found, beyond_others(values[n:-8], GROUPS), now) for n in (-8, 0))
+    scale = float(1.4826 * np.median(np.abs(found.seconds - np.median(found.seconds))))
+    np.testing.assert_allclose(few.error, 2.0 * scale)
+    assert 1.0 < np.max(many.error) / scale < 1.5
+    assert not many.wanders  # ranks that always differ
+
+
+@pytest.mark.parametrize(("spread", "wanders"), [(0.08, True), (0.0, False)])
+def test_ranks_wander_where_one_frame_is_like_the_next(spread: float, *, wanders: bool) -> None:
+    for seed in range(5):
+        values = dealt_out(seed, spread)
+        assert excess_at_the_end(values)[1].wanders == wanders
+        values[-40:, :4] *= 1.2  # which is a host's, and no wandering
+        assert excess_at_the_end(values)[1].wanders == wanders
+
+
+def test_the_frames_looked_at_tell_of_wandering_too() -> None:
+    values = dealt_out(9, 0.08)
+    found = rank_excess(values[-8:], np.empty((0, RANKS)), GROUPS)
+    before, now = beyond_others(values[-15:-8], GROUPS), beyond_others(values[-8:], GROUPS)
+    assert with_wander(found, before, now).wanders
+    assert not with_wander(found, before[4:], now).wanders  # eleven frames: too few
 
 
 def test_the_others_lower_median_is_that_of_the_group_without_the_rank() -> None:

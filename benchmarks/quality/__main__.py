@@ -8,7 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from benchmarks.quality import real, results
+from benchmarks.quality import real, real_curves, results
 from benchmarks.quality.corpus import CLASSES, Part, Seeds, episodes
 from benchmarks.quality.failures import failures
 from benchmarks.quality.matching import Matched, match
@@ -74,7 +74,9 @@ def main(
         result[title] = msgspec.to_builtins(scores) | {"unseen": msgspec.to_builtins(blind)}
         if splices:
             said = real.healthy(_DATA, held_out=is_held_out)
-            curves = real.curves(_DATA, held_out=is_held_out, n=splices, n_processes=processes)
+            curves = real_curves.curves(
+                _DATA, held_out=is_held_out, n=splices, n_processes=processes, folder=out.parent / "quality"
+            )
             print_real(console, said, curves)
             result[title] |= {"real_healthy": msgspec.to_builtins(said), "real_curves": msgspec.to_builtins(curves)}
         draw_page(out.with_name(f"quality-{title}.png"), title, scores, given, curves)

@@ -3,7 +3,8 @@
 What is judged is what a worker would judge: records of the iterations topic through Judge.handle, defaults unless said.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 
 import numpy as np
 
@@ -34,17 +35,30 @@ class Chain:
 
     def judges(self, observed: Observed) -> list[Detection]:
         """Return the incidents in the order in which they fire."""
+        return list(_said(Judge(params=self.params), one_rank_records(observed.duration_s)))
+
+    def judges_alike(self, series: Sequence[FloatArray], *, until: int) -> Iterator[list[Detection]]:
+        """Yield what `judges` returns of each of several series (n,) that are the same before the iteration `until`.
+
+        What is the same is judged once.
+        """
         judge = Judge(params=self.params)
-        return [
-            Detection(
-                at=alert.detected_iteration,
-                onset=alert.onset_iteration,
-                is_information=alert.severity is Severity.INFO,
-            )
-            for record in one_rank_records(observed.duration_s)
-            for alert in judge.handle(record)
-            if alert.state is AlertState.FIRING and alert.as_of_iteration == alert.detected_iteration
-        ]
+        before = list(_said(judge, (r for r in one_rank_records(series[0]) if r.offset < until)))
+        for one in series:
+            if not np.array_equal(one[:until], series[0][:until], equal_nan=True):
+                raise ValueError(f"these series differ before iteration {until}: judge them one by one")
+            yield [*before, *_said(deepcopy(judge), (r for r in one_rank_records(one) if r.offset >= until))]
+
+
+def _said(judge: Judge, records: Iterable[Record]) -> Iterator[Detection]:
+    for record in records:
+        for alert in judge.handle(record):
+            if alert.state is AlertState.FIRING and alert.as_of_iteration == alert.detected_iteration:
+                yield Detection(
+                    at=alert.detected_iteration,
+                    onset=alert.onset_iteration,
+                    is_information=alert.severity is Severity.INFO,
+                )
 
 
 def one_rank_records(duration_s: FloatArray) -> Iterator[Record]:

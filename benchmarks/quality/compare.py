@@ -165,7 +165,7 @@ def main(
     code = code_digest("beside.py", "baselines/*.py")
     path = out.parent / "quality" / f"beside-{code}-{'-'.join(methods)}.jsonl"
     run = partial(beside, names=methods, folder=path.parent if keeps else None)
-    found = kept(wanted, path, run, Beside, lambda one: (one.ours.class_name, one.ours.seed), processes)
+    found = kept(wanted, path, run, Beside, lambda one: Episode(one.ours.class_name, one.ours.seed), processes)
     sections: dict[str, Any] = {}
     for title, is_held_out in _PARTS.items():
         given = [one for one, episode in zip(found, wanted, strict=True) if episode.is_held_out is is_held_out]

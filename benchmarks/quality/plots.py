@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.quality.matching import Finding, Matched
-from benchmarks.quality.real import Curve
+from benchmarks.quality.real_curves import Curve
 from benchmarks.quality.score import CLEAR_SIGMAS, Headline, delay, is_prompt
 from schemas.table import FloatArray
 

@@ -1,7 +1,7 @@
 """Runs episodes on all cores and remembers what is done, so that a broken run goes on where it stopped."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from benchmarks.quality.outcome import Outcome
 from benchmarks.quality.trial import outcome
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 _ROOT = Path(__file__).resolve().parents[2]
 # What an outcome depends on; how it is scored and shown is not among it.
@@ -29,27 +30,28 @@ def outcomes(wanted: Sequence[Episode], folder: Path, n_processes: int, *, keeps
     """
     path = folder / f"outcomes-{code_digest()}.jsonl"
     run = partial(outcome, folder=folder if keeps else None)
-    return kept(wanted, path, run, Outcome, lambda one: (one.class_name, one.seed), n_processes)
+    return kept(wanted, path, run, Outcome, lambda one: Episode(one.class_name, one.seed), n_processes)
 
 
 def kept(
-    wanted: Sequence[Episode],
+    wanted: Sequence[K],
     path: Path,
-    run: Callable[[Episode], T],
+    run: Callable[[K], T],
     of: type[T],
-    key: Callable[[T], tuple[str, int]],
+    key: Callable[[T], K],
     n_processes: int,
+    what: str = "episodes",
 ) -> list[T]:
     """Return what `run` makes of episodes, in their order; what the file holds already is read, the rest is added."""
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {key(one): one for one in _read(path, of)}
-    missing = [episode for episode in wanted if (episode.class_name, episode.seed) not in done]
+    missing = [one for one in wanted if one not in done]
     with path.open("ab") as file:
-        for one in _run(missing, run, n_processes):
+        for one in _run(missing, run, n_processes, what):
             file.write(msgspec.json.encode(one) + b"\n")
             file.flush()
             done[key(one)] = one
-    return [done[episode.class_name, episode.seed] for episode in wanted]
+    return [done[one] for one in wanted]
 
 
 def code_digest(*more: str) -> str:
@@ -74,13 +76,13 @@ def _read(path: Path, of: type[T]) -> Iterator[T]:
             continue  # a line that was being written when the run was broken off
 
 
-def _run(missing: Sequence[Episode], run: Callable[[Episode], T], n_processes: int) -> Iterator[T]:
+def _run(missing: Sequence[K], run: Callable[[K], T], n_processes: int, what: str) -> Iterator[T]:
     if not missing:
         return
-    columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress, ProcessPoolExecutor(n_processes) as pool:
-        bar = progress.add_task("episodes", total=len(missing))
-        futures = [pool.submit(run, episode) for episode in missing]
+        bar = progress.add_task(what, total=len(missing))
+        futures = [pool.submit(run, one) for one in missing]
         for future in as_completed(futures):
             progress.advance(bar)
             yield future.result()

@@ -6,7 +6,8 @@ from math import isnan
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.quality.real import Curve, Healthy
+from benchmarks.quality.real import Healthy
+from benchmarks.quality.real_curves import Curve
 from benchmarks.quality.score import Headline, Quantile, Share
 from benchmarks.quality.unseen import Unseen
 

@@ -170,7 +170,7 @@ def main(*, parameters: str, classes: str, per_fault: int, per_benign: int, proc
     code = code_digest()
     path = out.parent / "quality" / f"sensitivity-{code}-{key}.jsonl"
     run = partial(varied, settings=settings)
-    found = kept(wanted, path, run, Beside, lambda one: (one.ours.class_name, one.ours.seed), processes)
+    found = kept(wanted, path, run, Beside, lambda one: Episode(one.ours.class_name, one.ours.seed), processes)
     made = points(found, names)
     results.write(out, {"code": code, "episodes": len(found), "points": made})
     draw(out.with_suffix(".png"), made, len(found))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality.real import Curve
+from benchmarks.quality.real_curves import Curve
 from benchmarks.quality.score import headline
 from tests.quality.test_matching import answer, matched, opening
 

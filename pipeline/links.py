@@ -100,7 +100,10 @@ class LinkSearch:
         return _Ratios(level - reference, error, np.exp(reference), np.exp(level), np.exp(usual))
 
     def _of_equals(self, level: FloatArray, fewest: int) -> FloatArray:
-        """Return the lower quartile of equal transfers, so that three quarters may be slow; NaN with too few equals."""
+        """Return the lower quartile of equal transfers, so that three quarters may be slow; NaN with too few equals.
+
+        Of fewer than four it is the least, as all others may be slow.
+        """
         reference = np.full(len(level), np.nan)
         for number in np.unique(self.paths.equals):
             equal = np.flatnonzero((self.paths.equals == number) & np.isfinite(level))

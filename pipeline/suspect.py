@@ -30,7 +30,7 @@ class Suspect:
     sources: tuple[str, ...]
     evidence: tuple[Evidence, ...]
     claims: frozenset[tuple[str, int]] = frozenset()  # what it explains: ranks, or transfer series
-    is_clear: bool = True  # no other component explains what was seen nearly as well: more frames would not say more
+    is_clear: bool = True  # more frames would not say more: nobody else explains what was seen, and ranks do not wander
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,8 +158,8 @@ class Weighing(Notes):
         left = deadline - history.n_frames
         reason = f"looked at again, for at most {left} iterations more"
         for suspect in suspects:
-            is_rivalled = "" if suspect.is_clear else "another explains it nearly as well; "
-            self._settle(suspect, Verdict.WAITING, is_rivalled + reason)
+            doubt = "" if suspect.is_clear else "it may be another one, or pass as ranks wander; "
+            self._settle(suspect, Verdict.WAITING, doubt + reason)
         if not suspects:
             self._about_job(Verdict.WAITING, "nobody stands out; " + reason)
 

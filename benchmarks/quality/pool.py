@@ -42,7 +42,7 @@ def kept(
     n_processes: int,
     what: str = "episodes",
 ) -> list[T]:
-    """Return what `run` makes of episodes, in their order; what the file holds already is read, the rest is added."""
+    """Return what `run` makes of all wanted, in their order; what the file holds already is read, the rest is added."""
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {key(one): one for one in _read(path, of)}
     missing = [one for one in wanted if one not in done]

@@ -63,7 +63,7 @@ def test_too_few_values_tell_nothing_about_wander() -> None:
 
 
 def test_in_a_scale_of_few_values_one_has_to_lie_farther_out() -> None:
-    """Sixteen values, of which a normal one is 5 scales out as often as a Student's of 6 degrees of freedom is 12."""
+    """Sixteen values tell a scale as six degrees of freedom do; what lies twice as far out counts in any case."""
     random = np.random.default_rng(8)
     offsets = 0.05 * random.standard_normal(RANKS)
     values = 1 + offsets + 0.001 * random.standard_normal((FRAMES, RANKS))
